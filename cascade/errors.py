@@ -1,0 +1,200 @@
+"""Every exception Cascade raises, and the SQLSTATE each comes from.
+
+CascadeError
+├── ConfigError            settings, arguments or a topology file are wrong
+│   ├── TopologyError
+│   ├── NameRefusedError     a queue or consumer name cannot be used           QC001
+│   ├── OptionError          an unknown option, or a value out of range        QC002
+│   └── ArgumentError        an argument is null or makes no sense             QC003
+├── NotFoundError          no such queue, consumer, tick or batch
+│   ├── QueueNotFoundError                                                     QC101
+│   ├── ConsumerNotFoundError                                                  QC102
+│   ├── TickNotFoundError                                                      QC103
+│   └── EventNotFoundError                                                     QC104
+├── ConflictError          someone else did it, or has it
+│   ├── QueueExistsError                                                       QC201
+│   ├── QueueInUseError      it still has consumers                            QC202
+│   ├── BatchLostError       the batch is somebody else's, or no longer open   QC203
+│   ├── BatchFinishedError   finished before, and `once` was asked for         QC204
+│   └── ReservationError     the id was not reserved, or is used already       QC205
+├── ForbiddenError         the role may not do this                            QC301
+├── PayloadError           not JSON, or larger than the queue takes            QC302, QC303
+├── FencedError            this term is over                                   QC401
+├── ExpiredError           the events asked for were removed by rotation       QC402
+├── UnsuitableError        not in this isolation level or transaction          QC501
+├── SchemaError            the installed schema does not fit this code         QC601
+├── TransientError         try again: a connection was lost, a lock not had
+├── ServerError            an embedded server could not be started or reached
+└── CorruptionError        what only a bug or damaged storage could cause      QC901
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CascadeError(Exception):
+    """The root of the tree; `hint` says what to do about it, when that is known."""
+
+    sqlstate: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}\nhint: {self.hint}" if self.hint else message
+
+
+class ConfigError(CascadeError):
+    """Settings, arguments or a file are wrong; nothing was done."""
+
+
+class TopologyError(ConfigError):
+    """A topology file describes something that cannot be."""
+
+
+class NameRefusedError(ConfigError):
+    """A queue or consumer name is empty, too long or reserved."""
+
+    sqlstate = "QC001"
+
+
+class OptionError(ConfigError):
+    """A queue option is unknown or its value is out of range."""
+
+    sqlstate = "QC002"
+
+
+class ArgumentError(ConfigError):
+    """An argument is null, or makes no sense together with the others."""
+
+    sqlstate = "QC003"
+
+
+class NotFoundError(CascadeError):
+    """What was named does not exist."""
+
+
+class QueueNotFoundError(NotFoundError):
+    """There is no such queue in this database."""
+
+    sqlstate = "QC101"
+
+
+class ConsumerNotFoundError(NotFoundError):
+    """The consumer is not subscribed to this queue."""
+
+    sqlstate = "QC102"
+
+
+class TickNotFoundError(NotFoundError):
+    """The queue has no such tick."""
+
+    sqlstate = "QC103"
+
+
+class EventNotFoundError(NotFoundError):
+    """The batch has no such event."""
+
+    sqlstate = "QC104"
+
+
+class ConflictError(CascadeError):
+    """Someone else did it first, or has it now."""
+
+
+class QueueExistsError(ConflictError):
+    """There is such a queue already."""
+
+    sqlstate = "QC201"
+
+
+class QueueInUseError(ConflictError):
+    """The queue still has consumers."""
+
+    sqlstate = "QC202"
+
+
+class BatchLostError(ConflictError):
+    """The batch is somebody else's now, or is no longer open; its work must not count."""
+
+    sqlstate = "QC203"
+
+
+class BatchFinishedError(ConflictError):
+    """The batch was finished before, and the caller asked to finish it exactly once."""
+
+    sqlstate = "QC204"
+
+
+class ReservationError(ConflictError):
+    """The id was not reserved for this queue, or has been used."""
+
+    sqlstate = "QC205"
+
+
+class ForbiddenError(CascadeError):
+    """The role may not do this."""
+
+    sqlstate = "QC301"
+
+
+class PayloadError(CascadeError):
+    """The payload or the headers are not JSON, or larger than the queue takes."""
+
+    sqlstate = "QC302"
+
+
+class PayloadSizeError(PayloadError):
+    """The payload is larger than the queue takes."""
+
+    sqlstate = "QC303"
+
+
+class FencedError(CascadeError):
+    """This term is over; the queue takes no inserts here."""
+
+    sqlstate = "QC401"
+
+
+class ExpiredError(CascadeError):
+    """The events asked for were removed by rotation."""
+
+    sqlstate = "QC402"
+
+
+class UnsuitableError(CascadeError):
+    """The call cannot run in this isolation level, or after other work in this transaction."""
+
+    sqlstate = "QC501"
+
+
+class SchemaError(CascadeError):
+    """The installed schema is missing, or newer or older than this code."""
+
+    sqlstate = "QC601"
+
+
+class TransientError(CascadeError):
+    """It did not work this time: a connection was lost, a lock was not to be had."""
+
+
+class ServerError(CascadeError):
+    """An embedded PostgreSQL server could not be made, started or reached."""
+
+
+class CorruptionError(CascadeError):
+    """What only a bug or damaged storage can cause: stop and look."""
+
+    sqlstate = "QC901"
+
+
+def _subclasses(cls: type[CascadeError]) -> list[type[CascadeError]]:
+    return [cls, *(found for child in cls.__subclasses__() for found in _subclasses(child))]
+
+
+BY_SQLSTATE: dict[str, type[CascadeError]] = {
+    str(cls.sqlstate): cls for cls in _subclasses(CascadeError) if cls.__dict__.get("sqlstate")
+}

@@ -1,0 +1,1 @@
+"""cascade.node: the daemon that serves one database."""

@@ -1,0 +1,1 @@
+"""Cascade's tests; `make test` runs them on real PostgreSQL servers."""
