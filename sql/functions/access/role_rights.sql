@@ -1,0 +1,81 @@
+-- Which functions a producer and a consumer may call.  Each of them checks the caller's
+-- right to the queue itself; these lists only keep everybody else out altogether.
+create or replace function cascade_internal.producer_functions()
+returns text
+language sql immutable set search_path = pg_catalog, pg_temp
+as $$
+    select 'cascade.post(text, json, text, text, json, bigint),'
+           'cascade.post_many(text, json[], text, text, json, text[], text[]),'
+           'cascade.reserve_id(text)'
+$$;
+comment on function cascade_internal.producer_functions() is 'The functions granted to producers.';
+
+create or replace function cascade_internal.consumer_functions()
+returns text
+language sql immutable set search_path = pg_catalog, pg_temp
+as $$
+    select 'cascade.subscribe(text, text, text),'
+           'cascade.unsubscribe(text, text),'
+           'cascade.seek(text, text, text),'
+           'cascade.next_batch(text, text, integer, bigint, text, interval, boolean, bigint),'
+           'cascade.batch_events(bigint),'
+           'cascade.finish_batch(bigint, boolean),'
+           'cascade.renew_batch(bigint, interval),'
+           'cascade.release_batch(bigint),'
+           'cascade.retry_event(bigint, bigint, interval),'
+           'cascade.tick_channel(text)'
+$$;
+comment on function cascade_internal.consumer_functions() is 'The functions granted to consumers.';
+
+create or replace function cascade_internal.check_role(role text)
+returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if not exists (select from pg_catalog.pg_roles as r where r.rolname = check_role.role) then
+        raise exception 'there is no role "%"', coalesce(check_role.role, '(null)')
+            using errcode = 'QC003', hint = 'create role makes one.';
+    elsif check_role.role in ('cascade_admin', 'cascade_node')
+          or check_role.role = (select r.rolname from pg_catalog.pg_roles as r
+                                  join pg_catalog.pg_namespace as n on n.nspowner = r.oid
+                                 where n.nspname = 'cascade') then
+        raise exception 'role "%" has its rights from the installation', check_role.role
+            using errcode = 'QC003', hint = 'Grant to, and revoke from, the roles of applications.';
+    end if;
+end
+$$;
+comment on function cascade_internal.check_role(text) is 'Raises QC003 unless a role exists and is an application''s.';
+
+-- Once a role produces into no queue, and reads from none, it keeps no right at all.
+create or replace function cascade_internal.revoke_rest(role text)
+returns void
+language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_role     oid := (select r.oid from pg_catalog.pg_roles as r where r.rolname = revoke_rest.role);
+    v_produces boolean;
+    v_consumes boolean;
+begin
+    v_produces := exists (
+        select
+          from pg_catalog.pg_attribute as a
+          join pg_catalog.pg_class as c on c.oid = a.attrelid
+         cross join lateral aclexplode(a.attacl) as x
+         where c.relnamespace = 'queue'::regnamespace
+           and x.grantee = v_role);
+    v_consumes := exists (
+        select from cascade_internal.consumer_grant as g where g.role_name = revoke_rest.role);
+    if not v_produces then
+        execute format('revoke execute on function %s from %I', cascade_internal.producer_functions(), revoke_rest.role);
+        execute format('revoke usage on schema queue from %I', revoke_rest.role);
+    end if;
+    if not v_consumes then
+        execute format('revoke execute on function %s from %I', cascade_internal.consumer_functions(), revoke_rest.role);
+        execute format('revoke select on cascade.queues, cascade.consumers from %I', revoke_rest.role);
+    end if;
+    if not v_produces and not v_consumes then
+        execute format('revoke usage on schema cascade from %I', revoke_rest.role);
+    end if;
+end
+$$;
+comment on function cascade_internal.revoke_rest(text) is 'Takes the common rights from a role that needs them no more.';

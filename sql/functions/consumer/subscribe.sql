@@ -1,0 +1,56 @@
+-- cascade.subscribe(queue, consumer, at) registers a consumer and returns the tick it stands
+-- on.  A second call changes nothing and returns where the consumer stands now: seek moves it.
+create or replace function cascade_internal.subscribe(queue text, consumer text, at text, caller name)
+returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_queue cascade_internal.queue := cascade_internal.find_queue(subscribe.queue);
+    v_tick  cascade_internal.tick;
+    v_id    integer;
+begin
+    perform cascade_internal.check_name('consumer', subscribe.consumer);
+    perform cascade_internal.check_consumer(v_queue, subscribe.consumer, subscribe.caller);
+    insert into cascade_internal.subscription (queue_id, consumer)
+    values (v_queue.queue_id, subscribe.consumer)
+    on conflict on constraint subscription_consumer_key do nothing
+    returning subscription.subscription_id into v_id;
+    if v_id is null then
+        select s.subscription_id into v_id
+          from cascade_internal.subscription as s
+         where s.queue_id = v_queue.queue_id
+           and s.consumer = subscribe.consumer;
+        return (cascade_internal.newest_position(v_queue, v_id)).tick_id;
+    end if;
+    v_tick := cascade_internal.hold_tick(v_queue, subscribe.at);
+    perform cascade_internal.append_position(
+        v_queue, (v_id, 1, v_tick.tick_id, v_tick.tick_id, v_tick.total, '{}', 'subscribe', null, clock_timestamp())::cascade_internal.position);
+    return v_tick.tick_id;
+end
+$$;
+comment on function cascade_internal.subscribe(text, text, text, name) is 'Registers a consumer for a caller.';
+
+create or replace function cascade.subscribe(queue text, consumer text, at text default 'now')
+returns bigint
+language sql volatile
+begin atomic
+    select cascade_internal.subscribe(subscribe.queue, subscribe.consumer, subscribe.at, current_user);
+end;
+comment on function cascade.subscribe(text, text, text) is 'Registers a consumer at now, earliest, a tick id or a timestamp.';
+
+-- A tick on which a consumer is about to stand.  Rotation decides what to release while it
+-- holds the oldest generation's row: until this transaction ends it releases nothing.
+create or replace function cascade_internal.hold_tick(queue cascade_internal.queue, at text)
+returns cascade_internal.tick
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform
+       from cascade_internal.generation as g
+      where g.queue_id = (hold_tick.queue).queue_id
+      order by g.gen
+        for share;
+    return cascade_internal.resolve_tick(hold_tick.queue, hold_tick.at);
+end
+$$;
+comment on function cascade_internal.hold_tick(cascade_internal.queue, text) is 'A place in a queue that rotation leaves alone until this transaction ends.';

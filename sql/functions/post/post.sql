@@ -1,0 +1,90 @@
+-- cascade.post(queue, payload, type, key, headers, id) inserts one event and returns its id.
+-- With id it uses one that cascade.reserve_id() handed out, once.
+--
+-- The outer function is parsed when it is created and runs as the caller: it tells the inner
+-- one, truthfully, who calls.  Nobody else can call the inner one, since nobody may use
+-- names of cascade_internal (docs/adr/0005).
+create or replace function cascade_internal.post(
+    queue text, payload json, type text, key text, headers json, id bigint, caller name)
+returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_queue cascade_internal.queue := cascade_internal.find_queue(post.queue);
+    v_id    bigint;
+    v_last  cascade_internal.tick;
+    v_txid  constant bigint := txid_current() + v_queue.clock_offset;
+begin
+    perform cascade_internal.check_producer(v_queue, post.caller);
+    perform cascade_internal.check_type(post.type);
+    perform cascade_internal.check_payload(v_queue, post.payload, post.headers);
+    if post.id is null then
+        execute format('insert into queue.%I (type, key, payload, headers) values ($1, $2, $3, $4) returning id', v_queue.name)
+           into v_id
+          using post.type, post.key, post.payload, post.headers;
+        return v_id;
+    end if;
+    delete from cascade_internal.reservation as r
+     where r.queue_id = v_queue.queue_id
+       and r.id = post.id
+       and r.reserved_by = post.caller;
+    if not found then
+        raise exception 'id % is not reserved in queue "%", or was used', post.id, post.queue
+            using errcode = 'QC205', hint = 'cascade.reserve_id() hands out ids; each can be posted once, by the role that reserved it.';
+    end if;
+    -- repair_clock() finds what was inserted after a restore by its id; this one would be missed.
+    v_last := cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots);
+    if v_txid < v_last.high and v_txid <> all (v_last."open") then
+        raise exception 'queue "%" was restored and has not ticked yet', post.queue
+            using errcode = 'QC501', hint = 'select cascade.tick() first, then post again.';
+    end if;
+    execute format('insert into queue.%I (id, type, key, payload, headers) values ($1, $2, $3, $4, $5)', v_queue.name)
+      using post.id, post.type, post.key, post.payload, post.headers;
+    return post.id;
+end
+$$;
+comment on function cascade_internal.post(text, json, text, text, json, bigint, name) is 'Inserts one event for a caller.';
+
+create or replace function cascade.post(
+    queue text, payload json, type text default null, key text default null, headers json default null, id bigint default null)
+returns bigint
+language sql volatile
+begin atomic
+    select cascade_internal.post(post.queue, post.payload, post.type, post.key, post.headers, post.id, current_user);
+end;
+comment on function cascade.post(text, json, text, text, json, bigint) is 'Inserts one event and returns its id.';
+
+create or replace function cascade_internal.check_type(type text)
+returns void
+language plpgsql immutable set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if check_type.type like 'cascade.%' then
+        raise exception 'type "%" is reserved', check_type.type
+            using errcode = 'QC003', hint = 'Types that begin with "cascade." are for Cascade''s own events.';
+    end if;
+end
+$$;
+comment on function cascade_internal.check_type(text) is 'Refuses the types of control events.';
+
+-- The table itself refuses a null payload; a limit of size in a check constraint would cost a
+-- single INSERT a quarter of its rate (docs/adr/0006), so it is kept here and in the client.
+create or replace function cascade_internal.check_payload(queue cascade_internal.queue, payload json, headers json)
+returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_bytes constant bigint := pg_column_size(check_payload.payload) + coalesce(pg_column_size(check_payload.headers), 0);
+begin
+    if v_bytes is null then
+        raise exception 'the payload is null'
+            using errcode = 'QC302', hint = 'An event says something: pass JSON; ''null''::json is a JSON null.';
+    elsif v_bytes > (check_payload.queue).payload_max_bytes then
+        raise exception 'payload and headers have % bytes, queue "%" takes %',
+                        v_bytes, (check_payload.queue).name, (check_payload.queue).payload_max_bytes
+            using errcode = 'QC303',
+                  hint = 'Store large things elsewhere and post where they are, or raise payload_max_bytes with cascade.alter_queue().';
+    end if;
+end
+$$;
+comment on function cascade_internal.check_payload(cascade_internal.queue, json, json) is 'Refuses null and oversized payloads.';

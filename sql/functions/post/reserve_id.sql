@@ -1,0 +1,26 @@
+-- cascade.reserve_id(queue) hands out the id of an event to come, so that the event can be
+-- referred to before it is posted.  An id never posted leaves a gap, which is harmless.
+create or replace function cascade_internal.reserve_id(queue text, caller name)
+returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_queue cascade_internal.queue := cascade_internal.find_queue(reserve_id.queue);
+    v_id    bigint;
+begin
+    perform cascade_internal.check_producer(v_queue, reserve_id.caller);
+    insert into cascade_internal.reservation (queue_id, id, reserved_by)
+    values (v_queue.queue_id, nextval(format('cascade_internal.event_id_%s', v_queue.queue_id)::regclass), reserve_id.caller)
+    returning reservation.id into v_id;
+    return v_id;
+end
+$$;
+comment on function cascade_internal.reserve_id(text, name) is 'Reserves an event id for a caller.';
+
+create or replace function cascade.reserve_id(queue text)
+returns bigint
+language sql volatile
+begin atomic
+    select cascade_internal.reserve_id(reserve_id.queue, current_user);
+end;
+comment on function cascade.reserve_id(text) is 'Hands out the id of an event to come.';

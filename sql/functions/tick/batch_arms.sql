@@ -1,0 +1,34 @@
+-- cascade_internal.batch_arms(queue, prev, cur, columns) returns the query for the events
+-- between two ticks, as text: numbers are literals, so every plan is made for them (a
+-- generic one is 10 to 30 times slower), and partitions are named, so a reader never
+-- meets the producers' locks on the parent.
+--
+-- In the batch are the transactions that cur sees and prev did not: those from prev.high up
+-- to cur.high that are not open at cur, and those open at prev that no longer are.
+create or replace function cascade_internal.batch_arms(
+    queue cascade_internal.queue, prev cascade_internal.tick, cur cascade_internal.tick, columns text)
+returns text
+language plpgsql immutable set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_open  constant bigint[] := array(select x from unnest((batch_arms.cur)."open") as x where x >= (batch_arms.prev).high);
+    v_ended constant bigint[] := array(select x from unnest((batch_arms.prev)."open") as x
+                                       except select x from unnest((batch_arms.cur)."open") as x order by 1);
+    v_gen   bigint;
+    v_arms  text[] := '{}';
+    v_from  text;
+begin
+    for v_gen in (batch_arms.prev).gen_low .. (batch_arms.cur).gen loop
+        v_from := format('select %s from cascade_internal.event_%s_%s as e where ', batch_arms.columns,
+                         (batch_arms.queue).queue_id, v_gen % (batch_arms.queue).slots);
+        v_arms := v_arms || (v_from || format('e.txid >= %s and e.txid < %s', (batch_arms.prev).high, (batch_arms.cur).high)
+                             || case when v_open = '{}' then '' else format(' and e.txid <> all (%L::bigint[])', v_open) end);
+        if v_ended <> '{}' then
+            v_arms := v_arms || (v_from || format('e.txid = any (%L::bigint[])', v_ended));
+        end if;
+    end loop;
+    return array_to_string(v_arms, ' union all ');
+end
+$$;
+comment on function cascade_internal.batch_arms(cascade_internal.queue, cascade_internal.tick, cascade_internal.tick, text)
+    is 'The query for the events between two ticks.';

@@ -1,0 +1,69 @@
+"""Fixtures: a server per run, a template with the schema, a clone per test."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.backend import Backend, labels, start
+from tests.fixtures.database import Database
+
+LABELS = labels()
+
+
+def pytest_report_header() -> str:
+    return f"PostgreSQL servers: {', '.join(LABELS)}"
+
+
+def pytest_configure() -> None:
+    # It would win over the passwords that the tests' connection strings name.
+    os.environ.pop("PGPASSWORD", None)
+    # A shell that runs us in the background has SIGINT ignored, and the programs that tests start
+    # and interrupt would inherit that; a handler of ours is reset to the default for them.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One place for initdb's results; workers of one run share it."""
+    base = tmp_path_factory.getbasetemp()
+    found = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "templates"
+    found.mkdir(exist_ok=True)
+    return found
+
+
+@pytest.fixture(scope="session")
+def backends(templates: Path) -> Iterator[Callable[..., Backend]]:
+    """Servers, each started when first asked for and kept for the session."""
+    with ExitStack() as stack:
+        started: dict[tuple[str, tuple[tuple[str, str], ...]], Backend] = {}
+
+        def get(label: str, **settings: str) -> Backend:
+            wanted = (label, tuple(sorted(settings.items())))
+            if wanted not in started:
+                # Servers made from one template share a system identifier; a named one has its own.
+                home = templates / settings.get("application_name", "usual")
+                home.mkdir(exist_ok=True)
+                started[wanted] = stack.enter_context(start(label, home, settings))
+            return started[wanted]
+
+        yield get
+
+
+@pytest.fixture
+def backend(backends: Callable[..., Backend]) -> Backend:
+    """The first server, as people run it: no prepared transactions."""
+    return backends(LABELS[0])
+
+
+@pytest.fixture
+def db(backend: Backend) -> Iterator[Database]:
+    """A fresh database with the schema."""
+    with Database.fresh(backend) as database:
+        yield database

@@ -1,0 +1,341 @@
+"""Privileges: each role tries everything; a producer of one queue can do nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from cascade.sql import migrate
+from tests.fixtures.backend import OWNER
+from tests.fixtures.database import Database
+from tests.fixtures.expect import refused
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def role(db: Database) -> Iterator[str]:
+    """A role with no rights."""
+    name = f"role_{db.name}_{next(_numbers)}"
+    admin = db.admin()
+    admin.execute(sql.SQL("create role {} login password 'test'").format(sql.Identifier(name)))
+    yield name
+    admin = psycopg.connect(db.backend.admin_dsn, dbname=db.name, autocommit=True)
+    admin.execute(sql.SQL("drop owned by {}").format(sql.Identifier(name)))
+    admin.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+    admin.close()
+
+
+@pytest.fixture
+def db(db: Database) -> Database:
+    for name in ("q", "other"):
+        db.queue(name)
+        db.rows("select cascade.subscribe(%s, 'c')", name)
+        db.insert("secret", queue=name)
+        db.tick(name)
+    return db
+
+
+#: Everything the interface offers, as somebody might call it.
+CALLS = {
+    "post": "cascade.post('{q}', '1')",
+    "post_many": "cascade.post_many('{q}', array['1']::json[])",
+    "reserve_id": "cascade.reserve_id('{q}')",
+    "subscribe": "cascade.subscribe('{q}', 'c')",
+    "unsubscribe": "cascade.unsubscribe('{q}', 'nobody')",
+    "seek": "cascade.seek('{q}', 'c', 'earliest')",
+    "next_batch": "cascade.next_batch('{q}', 'c')",
+    "batch_events": "cascade.batch_events((select max(id) from batches where queue = '{q}'))",
+    "finish_batch": "cascade.finish_batch((select max(id) from batches where queue = '{q}'))",
+    "renew_batch": "cascade.renew_batch((select max(id) from batches where queue = '{q}'), '1 s')",
+    "release_batch": "cascade.release_batch((select max(id) from batches where queue = '{q}'))",
+    "retry_event": "cascade.retry_event((select max(id) from batches where queue = '{q}'), 1, '1 s')",
+    "tick_channel": "cascade.tick_channel('{q}')",
+    "tick": "cascade.tick('{q}')",
+    "make_ticks": "cascade.make_ticks()",
+    "arm_ticker": "cascade.arm_ticker()",
+    "disarm_ticker": "cascade.disarm_ticker()",
+    "rotate": "cascade.rotate('{q}')",
+    "version": "cascade.version()",
+    "create_queue": "cascade.create_queue('mine')",
+    "alter_queue": "cascade.alter_queue('{q}', '{{}}')",
+    "drop_queue": "cascade.drop_queue('{q}', true)",
+    "grant_producer": "cascade.grant_producer('{q}', current_user::text)",
+    "revoke_producer": "cascade.revoke_producer('{q}', current_user::text)",
+    "grant_consumer": "cascade.grant_consumer('{q}', 'c', current_user::text)",
+    "revoke_consumer": "cascade.revoke_consumer('{q}', 'c', current_user::text)",
+}
+PRODUCER = {"post", "post_many", "reserve_id"}
+CONSUMER = {
+    "subscribe", "unsubscribe", "seek", "next_batch", "batch_events", "finish_batch", "renew_batch", "release_batch",
+    "retry_event", "tick_channel",
+}  # fmt: skip
+
+
+def outcome(conn: psycopg.Connection[object], statement: str) -> str:
+    """Try a statement, take it back, and return `ok` or the SQLSTATE."""
+    try:
+        with conn.transaction(force_rollback=True):
+            conn.execute(statement.encode())
+    except psycopg.Error as error:
+        assert error.sqlstate is not None
+        return error.sqlstate
+    return "ok"
+
+
+def open_batches(db: Database, conn: psycopg.Connection[object]) -> None:
+    """Give a role the ids of open batches: knowing them must not help."""
+    conn.execute("create temp table batches (queue text, id bigint)")
+    for queue in ("q", "other"):
+        batch = db.next(queue=queue)
+        assert batch is not None
+        conn.execute("insert into batches values (%s, %s)", (queue, batch[0]))
+
+
+def may(db: Database, conn: psycopg.Connection[object], queue: str) -> set[str]:
+    """Return the calls that succeed."""
+    found = {name: outcome(conn, f"select {call.format(q=queue)}") for name, call in CALLS.items()}
+    refusals = {state for state in found.values() if state != "ok"}
+    # QC203: a batch of somebody else is just not open; whose it is stays unsaid.
+    assert refusals <= {"42501", "QC301", "QC203"}, found
+    return {name for name, state in found.items() if state == "ok"}
+
+
+def test_every_function_is_tried(db: Database) -> None:
+    known = {row[0] for row in db.rows("select proname from pg_proc where pronamespace = 'cascade'::regnamespace")}
+    assert known == set(CALLS)
+
+
+def test_nobody_may_do_anything_by_default(db: Database, role: str) -> None:
+    conn = db.connect(role)
+    open_batches(db, conn)
+    assert may(db, conn, "q") == set()
+
+
+def test_a_producer_may_post_to_its_queue_and_nothing_else(db: Database, role: str) -> None:
+    db.rows("select cascade.grant_producer('q', %s)", role)
+    db.rows("select cascade.grant_producer('q', %s)", role)
+    conn = db.connect(role)
+    open_batches(db, conn)
+    assert may(db, conn, "q") == PRODUCER
+    assert may(db, conn, "other") == set()
+    conn.execute("insert into queue.q (type, key, payload, headers) values ('t', 'k', '1', '{}')")
+    with conn.cursor() as cur, cur.copy("copy queue.q (payload) from stdin") as copy:
+        copy.write_row(("2",))
+    db.rows("select cascade.revoke_producer('q', %s)", role)
+    assert may(db, conn, "q") == set()
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        conn.execute("insert into queue.q (payload) values ('1')")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "insert into queue.q (id, payload) values (99, '1')",
+        "insert into queue.q (time, payload) values (now(), '1')",
+        "insert into queue.q (txid, payload) values (1, '1')",
+        "insert into queue.q (slot, payload) values ('1', '1')",
+        "insert into queue.q (origin, type, payload) values ('.cascade', 'cascade.global-watermark', '1')",
+        "insert into queue.q (origin_id, payload) values (1, '1')",
+        "insert into queue.q (payload) values ('1') returning id",
+        "select * from queue.q",
+        "select count(*) from queue.q",
+        "update queue.q set payload = '2'",
+        "delete from queue.q",
+        "truncate queue.q",
+        "drop table queue.q",
+        "alter table queue.q add x int",
+        "create index on queue.q (key)",
+        "create trigger x before insert on queue.q execute function suppress_redundant_updates_trigger()",
+        "lock table queue.q in share mode",
+        "copy queue.q to stdout",
+        "insert into queue.other (payload) values ('1')",
+        "create table queue.mine (x int)",
+        "create function cascade.mine() returns int language sql as 'select 1'",
+        "select * from cascade.queues",
+        "select * from cascade.ticks",
+        "select * from cascade.consumers",
+        "select * from cascade.rotation",
+        "select * from cascade_internal.queue",
+        "select * from cascade_internal.event_1_0",
+        "select cascade_internal.cut(1, false)",
+        "select cascade_internal.post('other', '1', null, null, null, null, 'cascade_test_owner')",
+        "select cascade_internal.wake('cascade_internal.register_1', 3::smallint)",
+        "set role cascade_admin",
+        "set session authorization cascade_test_owner",
+    ],
+)
+def test_a_producer_cannot(db: Database, role: str, statement: str) -> None:
+    db.rows("select cascade.grant_producer('q', %s)", role)
+    conn = db.connect(role)
+    assert outcome(conn, statement) in ("42501", "0A000"), statement
+
+
+def test_a_producer_cannot_move_registers_by_their_oid(db: Database, role: str) -> None:
+    """nextval() and setval() take oids, which ask for no right on the schema."""
+    db.rows("select cascade.grant_producer('q', %s)", role)
+    conn = db.connect(role)
+    sequences = db.rows("select oid::int8, relname from pg_class where relkind = 'S' and relname ~ '_[0-9]+$'")
+    assert len(sequences) == 6
+    own = db.value("select queue_id from cascade_internal.queue where name = 'q'")
+    for oid, name in sequences:
+        # It may burn ids of its own queue: that leaves a gap, as every rollback does.
+        expected = "ok" if name == f"event_id_{own}" else "42501"
+        assert outcome(conn, f"select nextval({oid}::regclass)") == expected, name
+        assert outcome(conn, f"select setval({oid}::regclass, 5)") == "42501", name
+
+
+def test_a_forged_control_event_is_an_ordinary_event(db: Database, role: str) -> None:
+    db.rows("select cascade.grant_producer('q', %s)", role)
+    conn = db.connect(role)
+    conn.execute("insert into queue.q (type, payload) values ('cascade.global-watermark', '1')")
+    assert db.rows("select origin from queue.q where type like 'cascade.%%'") == [(None,)]
+
+
+def test_returning_ids_is_granted_apart(db: Database, role: str) -> None:
+    db.rows("select cascade.grant_producer('q', %s, returning_id => true)", role)
+    conn = db.connect(role)
+    assert outcome(conn, "insert into queue.q (payload) values ('1') returning id") == "ok"
+    assert outcome(conn, "select payload from queue.q") == "42501"
+    db.rows("select cascade.revoke_producer('q', %s)", role)
+    assert outcome(conn, "select id from queue.q") == "42501"
+
+
+def test_a_consumer_may_read_its_queue_under_its_name_and_nothing_else(db: Database, role: str) -> None:
+    db.rows("select cascade.grant_consumer('q', 'c', %s)", role)
+    db.rows("select cascade.grant_consumer('q', 'nobody', %s)", role)
+    conn = db.connect(role)
+    open_batches(db, conn)
+    assert may(db, conn, "q") == CONSUMER
+    assert may(db, conn, "other") == set()
+    for call in ("subscribe('q', 'x')", "next_batch('q', 'other')", "seek('q', 'x', 'now')", "unsubscribe('q', 'x')"):
+        with refused("QC301", "may not act as consumer"):
+            conn.execute(f"select cascade.{call}".encode())
+    assert outcome(conn, "select * from queue.q") == "42501"
+    assert conn.execute("select queue from cascade.queues").fetchall() == [("q",)]
+    assert conn.execute("select queue, consumer from cascade.consumers").fetchall() == [("q", "c")]
+    db.rows("select cascade.revoke_consumer('q', 'c', %s)", role)
+    with refused("QC301"):
+        conn.execute("select cascade.next_batch('q', 'c')")
+    db.rows("select cascade.revoke_consumer('q', 'nobody', %s)", role)
+    assert may(db, conn, "q") == set()
+
+
+def test_granting_one_thing_takes_no_other(db: Database, role: str) -> None:
+    db.rows("select cascade.grant_producer('q', %s)", role)
+    db.rows("select cascade.grant_consumer('q', 'c', %s)", role)
+    conn = db.connect(role)
+    db.rows("select cascade.revoke_consumer('q', 'c', %s)", role)
+    assert outcome(conn, "select cascade.post('q', '1')") == "ok"
+    db.rows("select cascade.grant_consumer('q', 'c', %s)", role)
+    db.rows("select cascade.revoke_producer('q', %s)", role)
+    assert outcome(conn, "select cascade.next_batch('q', 'c')") == "ok"
+
+
+def test_rights_follow_the_role_that_calls(db: Database, role: str) -> None:
+    """A function of the application that runs as its owner posts with the owner's right."""
+    admin = db.admin()
+    caller = f"{role}_caller"
+    admin.execute(f"create role {caller} login password 'test'".encode())
+    try:
+        db.rows("select cascade.grant_producer('q', %s)", role)
+        admin.execute("create schema app")
+        admin.execute(
+            "create function app.order() returns bigint language sql security definer"
+            " as $$ select cascade.post('q', '\"by the application\"') $$"
+        )
+        admin.execute(f"alter function app.order() owner to {role}".encode())
+        admin.execute(f"grant usage on schema app, cascade to {caller}".encode())
+        conn = db.connect(caller)
+        assert outcome(conn, "select cascade.post('q', '1')") == "42501"
+        assert outcome(conn, "select app.order()") == "ok"
+    finally:
+        admin.execute("drop schema app cascade")
+        admin.execute(f"drop owned by {caller}".encode())
+        admin.execute(f"drop role {caller}".encode())
+
+
+def test_the_admin_role_may_do_everything_and_the_node_role_its_part(db: Database, role: str) -> None:
+    admin = db.admin()
+    admin.execute(f"grant cascade_node to {role}".encode())
+    conn = db.connect(role)
+    open_batches(db, conn)
+    node = {"tick", "make_ticks", "arm_ticker", "disarm_ticker", "rotate", "version"}
+    allowed = {name for name, call in CALLS.items() if outcome(conn, f"select {call.format(q='q')}") in ("ok", "QC501")}
+    assert allowed == node | CONSUMER
+    assert outcome(conn, "select * from cascade.rotation") == "ok"
+    admin.execute(f"grant cascade_admin to {role}".encode())
+    assert outcome(conn, "select cascade.create_queue('mine')") == "ok"
+    assert outcome(conn, "select cascade.post('q', '1')") == "ok"
+    assert outcome(conn, "insert into queue.q (payload) values ('1')") == "ok"
+    assert migrate.status(conn).state == "current"
+    assert outcome(conn, "select cascade.drop_queue('q', true)") == "ok"
+
+
+def test_functions_that_run_as_the_owner_fix_their_search_path(db: Database) -> None:
+    found = db.rows(
+        "select p.oid::regprocedure::text from pg_proc as p"
+        " where p.pronamespace in ('cascade'::regnamespace, 'cascade_internal'::regnamespace)"
+        " and (p.prosecdef or p.prosqlbody is null)"
+        " and not coalesce(p.proconfig, '{}') @> '{\"search_path=pg_catalog, pg_temp\"}'"
+    )
+    assert found == []
+
+
+def test_objects_in_front_of_the_search_path_deceive_nobody(db: Database, role: str) -> None:
+    db.rows("select cascade.grant_producer('q', %s)", role)
+    conn = db.connect(role)
+    conn.execute(
+        "create function pg_temp.now() returns timestamptz language sql as $$ select 'infinity'::timestamptz $$"
+    )
+    conn.execute("create function pg_temp.txid_current() returns bigint language sql as $$ select 1::bigint $$")
+    conn.execute("set search_path = pg_temp, pg_catalog")
+    conn.execute("insert into queue.q (type, payload) values ('mine', '1')")
+    conn.execute("select cascade.post('q', '1', 'mine')")
+    assert db.value("select bool_and(time < now() and txid > 1) from queue.q where type = 'mine'") is True
+
+
+def test_an_unknown_role_is_named(db: Database) -> None:
+    for call in ("grant_producer('q', 'nope')", "revoke_producer('q', 'nope')", "grant_consumer('q', 'c', 'nope')"):
+        with refused("QC003", 'there is no role "nope"'):
+            db.rows(f"select cascade.{call}")
+
+
+def test_the_owner_and_the_roles_of_the_installation_keep_their_rights(db: Database) -> None:
+    for name in (OWNER, "cascade_admin", "cascade_node"):
+        for call in ("revoke_producer('q', %s)", "revoke_consumer('q', 'c', %s)", "grant_producer('q', %s)"):
+            with refused("QC003", "has its rights from the installation"):
+                db.rows(f"select cascade.{call}", name)
+    db.tick()
+
+
+def test_a_reserved_id_belongs_to_the_role_that_reserved_it(db: Database, role: str) -> None:
+    db.rows("select cascade.grant_producer('q', %s)", role)
+    reserved = db.value("select cascade.reserve_id('q')")
+    with refused("QC205"):
+        db.connect(role).execute("select cascade.post('q', '1', id => %s)", (reserved,))
+    assert db.value("select cascade.post('q', '1', id => %s)", reserved) == reserved
+
+
+def test_hostile_role_names_are_quoted(db: Database) -> None:
+    admin = db.admin()
+    name = f'Bob "x"; {db.name}'
+    admin.execute(sql.SQL("create role {}").format(sql.Identifier(name)))
+    try:
+        db.rows("select cascade.grant_producer('q', %s)", name)
+        db.rows("select cascade.grant_consumer('q', 'c', %s)", name)
+        db.rows("select cascade.revoke_consumer('q', 'c', %s)", name)
+        db.rows("select cascade.revoke_producer('q', %s)", name)
+    finally:
+        admin.execute(sql.SQL("drop owned by {}").format(sql.Identifier(name)))
+        admin.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+
+
+def test_no_message_of_ours_contains_a_secret(db: Database) -> None:
+    sources = "\n".join(row[0] for row in db.rows("select prosrc from pg_proc where proname = 'grant_producer'"))
+    assert not re.search("password", sources)

@@ -1,0 +1,155 @@
+"""Installing, upgrading and removing the schema."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from cascade.errors import SchemaError
+from cascade.sql import VERSION, migrate
+from tests.fixtures.backend import Backend
+from tests.fixtures.database import Database
+
+
+@pytest.fixture
+def empty(backend: Backend) -> Iterator[Database]:
+    """A database without the schema."""
+    with Database.fresh(backend, with_schema=False) as database:
+        yield database
+
+
+CATALOGUE = """
+    select 'function', p.oid::regprocedure::text, md5(pg_get_functiondef(p.oid)) from pg_proc as p
+     where p.pronamespace in ('cascade'::regnamespace, 'cascade_internal'::regnamespace)
+    union all
+    select 'column', a.attrelid::regclass || '.' || a.attname, format_type(a.atttypid, a.atttypmod) || a.attnotnull
+      from pg_attribute as a join pg_class as c on c.oid = a.attrelid
+     where c.relnamespace in ('cascade'::regnamespace, 'cascade_internal'::regnamespace) and a.attnum > 0
+    union all
+    select 'constraint', conrelid::regclass || '.' || conname, pg_get_constraintdef(oid) from pg_constraint
+     where connamespace = 'cascade_internal'::regnamespace
+    order by 1, 2"""
+
+
+def test_installing_twice_changes_nothing(empty: Database) -> None:
+    assert migrate.status(empty.main).state == "missing"
+    assert migrate.install(empty.main).state == "current"
+    before = empty.rows(CATALOGUE)
+    empty.queue()
+    empty.insert(1)
+    migrate.install(empty.main)
+    empty.rows("select cascade.drop_queue('q')")
+    assert empty.rows(CATALOGUE) == before
+    assert empty.rows("select version from cascade_internal.schema_version") == [(VERSION,)]
+
+
+def test_the_owner_needs_no_superuser_and_no_right_to_create_roles(empty: Database) -> None:
+    rights = empty.row("select rolsuper, rolcreaterole, rolcreatedb, rolreplication from pg_roles where rolname = user")
+    assert rights == (False, False, False, False)
+    migrate.install(empty.main)
+    assert empty.rows("select extname from pg_extension where extname <> 'plpgsql'") == []
+
+
+def test_two_installations_at_once_make_one(empty: Database) -> None:
+    connections = [empty.connect() for _ in range(4)]
+    failures: list[Exception] = []
+
+    def install(conn: psycopg.Connection[object]) -> None:
+        try:
+            migrate.install(conn)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=install, args=(conn,)) for conn in connections]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert empty.rows("select version from cascade_internal.schema_version") == [(VERSION,)]
+
+
+def test_a_failed_installation_leaves_nothing(empty: Database) -> None:
+    empty.main.execute("create schema cascade")
+    empty.main.execute("create view cascade.queues as select 1 as x")
+    with pytest.raises(psycopg.Error):
+        migrate.install(empty.main)
+    assert empty.value("select to_regnamespace('cascade_internal')") is None
+
+
+def test_a_newer_schema_is_refused(db: Database) -> None:
+    db.main.execute("insert into cascade_internal.schema_version (version) values (%s)", (VERSION + 1,))
+    with pytest.raises(SchemaError, match=f"version {VERSION + 1}, this is version {VERSION}"):
+        migrate.install(db.main)
+    with pytest.raises(psycopg.Error, match=f"has version {VERSION + 1}"), db.main.transaction():
+        db.main.execute(migrate.script().encode())
+
+
+def test_a_role_that_may_not_install_is_told_what_it_needs(empty: Database) -> None:
+    admin = empty.admin()
+    admin.execute(f"create role r_{empty.name} login password 'test'".encode())
+    try:
+        with pytest.raises(SchemaError, match="CREATE on the database"):
+            migrate.install(empty.connect(f"r_{empty.name}"))
+    finally:
+        admin.execute(f"drop role r_{empty.name}".encode())
+
+
+def test_another_encoding_is_refused(backend: Backend) -> None:
+    with psycopg.connect(backend.admin_dsn, autocommit=True) as conn:
+        conn.execute("create database latin template template0 encoding 'LATIN1' lc_collate 'C' lc_ctype 'C'")
+        try:
+            with psycopg.connect(backend.admin_dsn, dbname="latin", autocommit=True) as latin:
+                with pytest.raises(psycopg.Error, match="encoded in LATIN1"):
+                    migrate.install(latin)
+        finally:
+            conn.execute("drop database latin with (force)")
+
+
+def test_uninstalling_removes_everything(db: Database) -> None:
+    db.queue()
+    with pytest.raises(SchemaError, match="there are 1 queues"):
+        migrate.uninstall(db.main)
+    assert migrate.uninstall(db.main, force=True) is True
+    assert migrate.uninstall(db.main) is False
+    left = db.rows("select nspname from pg_namespace where nspname in ('queue', 'cascade', 'cascade_internal')")
+    assert left == []
+    migrate.install(db.main)
+    assert migrate.status(db.main).state == "current"
+
+
+def test_psql_alone_can_install_it(empty: Database) -> None:
+    psql = empty.backend.server.psql if empty.backend.server else shutil.which("psql")
+    if psql is None:
+        pytest.skip("there is no psql")
+    for _ in range(2):
+        subprocess.run([psql, "-X", "-q", empty.dsn], input=migrate.psql_script(), text=True, check=True)
+    assert migrate.status(empty.main).state == "current"
+    empty.queue()
+
+
+def test_every_object_carries_a_comment(db: Database) -> None:
+    missing = db.rows(
+        "select p.oid::regprocedure::text from pg_proc as p"
+        " where p.pronamespace in ('cascade'::regnamespace, 'cascade_internal'::regnamespace)"
+        " and obj_description(p.oid, 'pg_proc') is null"
+        " union all select c.oid::regclass::text from pg_class as c"
+        " where c.relnamespace in ('cascade'::regnamespace, 'cascade_internal'::regnamespace)"
+        " and c.relkind in ('r', 'v', 'c') and obj_description(c.oid, 'pg_class') is null"
+        " and obj_description(c.reltype, 'pg_type') is null"
+    )
+    assert missing == []
+
+
+def test_every_code_that_sql_raises_has_a_class() -> None:
+    import re
+
+    from cascade.errors import BY_SQLSTATE
+
+    used = set(re.findall(r"'(QC\d{3})'", migrate.script()))
+    assert used <= set(BY_SQLSTATE), used - set(BY_SQLSTATE)
