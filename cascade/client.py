@@ -1,0 +1,236 @@
+"""The asynchronous client: a database, its queues, and what can be done with them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Generator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any, Generic, LiteralString, Self, TypeVar, cast
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from cascade import producer
+from cascade.batch import Reading, worker_name
+from cascade.codec import Codec, JsonCodec
+from cascade.consumer import Batch, Stream, read_batch
+from cascade.db import AsyncConnection, translated
+from cascade.db import connect as open_connection
+from cascade.errors import ConfigError
+from cascade.event import Message
+from cascade.names import EventId, QueueName, TickId, queue_name
+
+T = TypeVar("T")
+
+#: How long a worker keeps a batch without renewing it; streams renew it thrice in that time.
+LEASE = timedelta(seconds=20)
+
+
+class Client:
+    """One database.  Publishing and finishing go through one connection.
+
+    A client made from a connection that the caller already has works inside the caller's
+    transaction and never closes it.  One made from a DSN opens a new connection when the old
+    one is lost; the call that met the loss raises TransientError, as its outcome is unknown.
+    """
+
+    def __init__(self, target: str | AsyncConnection) -> None:
+        self.dsn = target if isinstance(target, str) else None
+        self._conn = None if isinstance(target, str) else target
+        self._opening = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        await self.connection()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection, if the client opened it."""
+        if self.dsn is not None and self._conn is not None:
+            await self._conn.close()
+
+    async def connection(self) -> AsyncConnection:
+        """Return the connection, after opening it if it is not open."""
+        if self.dsn is None:
+            assert self._conn is not None
+            return self._conn
+        async with self._opening:
+            if self._conn is None or self._conn.closed:
+                self._conn = await open_connection(self.dsn, service="client")
+            return self._conn
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+        """Enclose what follows in one transaction: publishing, finishing and your own writes."""
+        conn = await self.connection()
+        with translated():
+            async with conn.transaction():
+                yield conn
+
+    def queue(self, name: str, *, codec: Codec[Any] | None = None) -> Queue[Any]:
+        """Return a queue by name; whether it exists shows when it is used."""
+        return Queue(self, queue_name(name), codec or JsonCodec())
+
+    async def create_queue(self, name: str, /, **options: object) -> bool:
+        """Make a queue; False when it was there already with these options."""
+        return cast(bool, await self.call("select cascade.create_queue(%s, %s)", name, Jsonb(_plain(options))))
+
+    async def alter_queue(self, name: str, /, **options: object) -> None:
+        """Change options of a queue."""
+        await self.call("select cascade.alter_queue(%s, %s)", name, Jsonb(_plain(options)))
+
+    async def drop_queue(self, name: str, *, force: bool = False) -> None:
+        """Remove a queue with all its events; with `force` also when it has consumers."""
+        await self.call("select cascade.drop_queue(%s, %s)", name, force)
+
+    async def call(self, query: LiteralString, *arguments: object) -> object:
+        """Run a statement that returns one value."""
+        with translated():
+            cur = await (await self.connection()).execute(query, arguments)
+            row = await cur.fetchone()
+        return row[0] if row else None
+
+
+class Queue(Generic[T]):
+    """One queue, to publish to and to read from."""
+
+    def __init__(self, client: Client, name: QueueName, codec: Codec[T]) -> None:
+        self._client, self.name, self._codec = client, name, codec
+
+    async def publish(
+        self,
+        payload: T,
+        *,
+        type: str | None = None,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        id: EventId | None = None,
+    ) -> EventId:
+        """Insert one event and return its id; `id` uses one from `reserve_id`."""
+        message = Message(payload, type, key, headers)
+        arguments = producer.post_arguments(self.name, self._codec, message, id)
+        with translated():
+            cur = await (await self._client.connection()).execute(producer.POST, arguments)
+            row = await cur.fetchone()
+        assert row is not None
+        return cast(EventId, row[0])
+
+    async def publish_many(self, events: Iterable[T | Message[T]]) -> int:
+        """Insert many events, all or none, and return how many: by COPY unless they are few."""
+        items = list(events)
+        conn = await self._client.connection()
+        table = producer.table(self.name)
+        with translated():
+            if not items:
+                return 0
+            if len(items) <= producer.INSERT_MOST:
+                await conn.execute(producer.INSERT.format(table), producer.columns(self._codec, items))
+                return len(items)
+            async with conn.cursor() as cur, cur.copy(producer.COPY.format(table)) as copy:
+                for block in producer.copy_blocks(self._codec, items):
+                    await copy.write(block)
+        return len(items)
+
+    async def reserve_id(self) -> EventId:
+        """Return the id of an event to come, to be passed to `publish` once."""
+        return cast(EventId, await self._client.call("select cascade.reserve_id(%s)", self.name))
+
+    async def tick(self) -> TickId:
+        """Make a tick now; operators only, and seldom needed: the ticker does it."""
+        return cast(TickId, await self._client.call("select cascade.tick(%s)", self.name))
+
+    async def subscribe(self, consumer: str, *, at: object = "now") -> TickId:
+        """Register a consumer at now, earliest, a tick id or a time; a second call changes nothing."""
+        return cast(
+            TickId,
+            await self._client.call("select cascade.subscribe(%s, %s, %s)", self.name, consumer, str(at)),
+        )
+
+    async def unsubscribe(self, consumer: str) -> bool:
+        """Forget a consumer; False when there was none."""
+        return cast(bool, await self._client.call("select cascade.unsubscribe(%s, %s)", self.name, consumer))
+
+    async def seek(self, consumer: str, at: object) -> TickId:
+        """Move a consumer to now, earliest, a tick id or a time."""
+        return cast(TickId, await self._client.call("select cascade.seek(%s, %s, %s)", self.name, consumer, str(at)))
+
+    async def next_batch(
+        self,
+        consumer: str,
+        *,
+        max_ticks: int = 1,
+        max_events: int | None = None,
+        worker: str | None = None,
+        lease: timedelta | None = None,
+    ) -> Batch[T] | None:
+        """Take one batch by hand; None when there is nothing.  `stream` is the usual way."""
+        reading = Reading(consumer=consumer, max_ticks=max_ticks, max_events=max_events, worker=worker, lease=lease)
+        with translated():
+            conn = await self._client.connection()
+            return await read_batch(self._client, conn, self.name, reading, self._codec)
+
+    def stream(
+        self,
+        consumer: str,
+        *,
+        cooperative: bool = False,
+        worker: str | None = None,
+        lease: timedelta = LEASE,
+        max_ticks: int = 100,
+        max_events: int | None = 5000,
+        prefetch: bool = True,
+        poll_s: float = 1.0,
+    ) -> Stream[T]:
+        """Return batches as they come, on connections of the stream's own.
+
+        One process at a time reads for a consumer; others that ask stand by and take over when
+        its lease ends.  With `cooperative` they share: each gets other batches, and order holds
+        inside a batch only.  A batch takes all ticks that are there, up to `max_ticks` and
+        `max_events`.  NOTIFY wakes the stream; without it, it looks every `poll_s`.
+        """
+        if self._client.dsn is None:
+            raise ConfigError(
+                "a stream needs connections of its own, this client has one of yours",
+                hint="Use cascade.connect(dsn) for streams, or next_batch() on your connection.",
+            )
+        reading = Reading(
+            consumer=consumer,
+            max_ticks=max_ticks,
+            max_events=max_events,
+            worker=worker or worker_name(),
+            lease=lease,
+            exclusive=not cooperative,
+        )
+        return Stream(self._client.dsn, self.name, reading, self._codec, prefetch=prefetch, poll_s=poll_s)
+
+
+class Connecting:
+    """What `connect` returns: await it, or enter it with `async with`."""
+
+    def __init__(self, target: str | AsyncConnection) -> None:
+        self._client = Client(target)
+
+    def __await__(self) -> Generator[Any, None, Client]:
+        return self._client.__aenter__().__await__()
+
+    async def __aenter__(self) -> Client:
+        return await self._client.__aenter__()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+
+def connect(target: str | psycopg.AsyncConnection[Any]) -> Connecting:
+    """Connect to a database by its DSN, or wrap a connection that the caller has.
+
+    async with cascade.connect("service=shop") as client: ...
+    client = await cascade.connect(my_connection)
+    """
+    return Connecting(target)
+
+
+def _plain(options: Mapping[str, object]) -> dict[str, object]:
+    return {name: str(value) if isinstance(value, timedelta) else value for name, value in options.items()}

@@ -1,0 +1,330 @@
+"""Read events: a batch as an async context manager, and a stream of batches.
+
+A stream keeps up to three connections: one looks for batches and reads them ahead, one finishes
+them, and once a batch takes long, one renews leases: on the second, a renewal could fall into
+the handler's transaction.  What happens to a batch:
+
+    handed out ──> `async with` ends ──> finished
+        │   └────> an error, or stop ──> given back ──> handed out again, to anybody
+        └────────> lease not renewed ──> taken over: finishing raises BatchLostError
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Generic, LiteralString, Protocol, Self, TypeVar
+
+import psycopg
+
+from cascade.batch import CHANNEL, EVENTS, FINISH, NEXT_BATCH, RELEASE, RENEW, RETRY, Held, Reading
+from cascade.codec import Codec
+from cascade.db import AsyncConnection, connect, raw_json, translated
+from cascade.errors import BatchLostError, CascadeError, TransientError
+from cascade.event import Event
+from cascade.names import BatchId, EventId, QueueName, TickId
+from cascade.retry import Backoff
+
+T = TypeVar("T")
+log = logging.getLogger("cascade.consumer")
+
+
+class Home(Protocol):
+    """Where a batch is finished: a client, or the stream that handed it out."""
+
+    async def connection(self) -> AsyncConnection:
+        """Return a connection that works, or raise TransientError."""
+
+
+class Batch(Held[T]):
+    """A batch on the asynchronous client.
+
+    As an async context manager it finishes on success and is given back on error.
+    """
+
+    def __init__(
+        self, home: Home, batch_id: BatchId, from_tick: TickId, to_tick: TickId, events: list[Event[T]]
+    ) -> None:
+        super().__init__(batch_id, from_tick, to_tick, events)
+        self._home = home
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.is_open:
+            return
+        if error is None:
+            await self.finish()
+        else:
+            # The error that ended the work is what the caller must see.
+            with suppress(CascadeError, psycopg.Error):
+                await self.release()
+
+    async def finish(self, conn: AsyncConnection | None = None) -> None:
+        """Move the consumer past this batch.
+
+        With `conn` it happens in the transaction open there, together with the handler's own
+        writes: both or neither, and never twice.  Without, it may be repeated after a failure.
+        """
+        with self.closing(), translated():
+            if conn is not None:
+                await conn.execute(FINISH, (self.id, True))
+            else:
+                await _once_more(self._home, FINISH, (self.id, False))
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+        """Enclose the handler's writes and the finishing in one transaction.
+
+        If it raises TransientError the outcome may be unknown: should the transaction have been
+        committed, the batch does not come again; if not, it does.
+        """
+        conn = await self._home.connection()
+        with self.closing(), translated():
+            async with conn.transaction():
+                yield conn
+                await conn.execute(FINISH, (self.id, True))
+
+    async def release(self) -> None:
+        """Give the batch back: the next who asks gets it, whole."""
+        self.is_open, self.is_released = False, True
+        with translated():
+            await (await self._home.connection()).execute(RELEASE, (self.id,))
+
+    async def renew(self, lease: timedelta, conn: AsyncConnection | None = None) -> None:
+        """Extend the lease; a stream does this by itself, on a connection of its own."""
+        with translated():
+            await (conn or await self._home.connection()).execute(RENEW, (self.id, lease))
+
+    async def retry(self, event: Event[T] | EventId, *, after: timedelta) -> int:
+        """Have one event delivered again after a while; returns its next attempt's number.
+
+        It holds once the batch is finished.
+        """
+        event_id = event.id if isinstance(event, Event) else event
+        with translated():
+            cur = await (await self._home.connection()).execute(RETRY, (self.id, event_id, after))
+            row = await cur.fetchone()
+        assert row is not None
+        return int(str(row[0]))
+
+
+async def _once_more(home: Home, query: LiteralString, arguments: tuple[object, ...]) -> None:
+    """Run a statement that may be repeated, again on a new connection if the first one broke."""
+    try:
+        await (await home.connection()).execute(query, arguments)
+    except psycopg.OperationalError:
+        await (await home.connection()).execute(query, arguments)
+
+
+async def read_batch(
+    home: Home,
+    conn: AsyncConnection,
+    queue: QueueName,
+    reading: Reading,
+    codec: Codec[T],
+    after: BatchId | None = None,
+    finishing: Batch[T] | None = None,
+) -> Batch[T] | None:
+    """Take the next batch and read its events; None when there is nothing to do.
+
+    Finishing another batch first shares its transaction and round trip.
+    """
+    async with conn.cursor(binary=True) as cur:
+        raw_json(cur.adapters)
+        if finishing is None:
+            await cur.execute(NEXT_BATCH, reading.arguments(queue, after))
+        else:
+            with finishing.closing(), translated():
+                async with conn.pipeline():
+                    await conn.execute(FINISH, (finishing.id, False))
+                    await cur.execute(NEXT_BATCH, reading.arguments(queue, after))
+        row: Any = await cur.fetchone()
+        if row is None:
+            return None
+        await cur.execute(EVENTS, (row[0],))
+        rows: list[Any] = await cur.fetchall()
+    decode = codec.decode
+    return Batch(home, row[0], row[1], row[2], [Event(event, decode) for event in rows])
+
+
+class Stream(Generic[T]):
+    """Batches in order, for as long as somebody asks for them.
+
+    Iterate over it, inside `async with` if leaving early must give unread batches back at
+    once.  It reconnects for ever, with growing waits; `stop()` ends it after the batch at hand.
+    """
+
+    def __init__(
+        self, dsn: str, queue: QueueName, reading: Reading, codec: Codec[T], *, prefetch: bool, poll_s: float
+    ) -> None:
+        self._dsn, self._queue, self._reading, self._codec = dsn, queue, reading, codec
+        self._prefetch, self._poll_s = prefetch, poll_s
+        self._reader: AsyncConnection | None = None
+        self._writer: AsyncConnection | None = None
+        self._keeper: AsyncConnection | None = None
+        self._batches: AsyncIterator[Batch[T]] | None = None
+        self._open: dict[BatchId, Batch[T]] = {}
+        self._opening = asyncio.Lock()
+        self._stopping = asyncio.Event()
+        self.reconnects = 0
+
+    def stop(self) -> None:
+        """End the stream once the batch at hand is done; may be called from a signal handler."""
+        self._stopping.set()
+
+    def __aiter__(self) -> AsyncIterator[Batch[T]]:
+        self._batches = self._run()
+        return self._batches
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._batches is not None:
+            await self._batches.aclose()  # type: ignore[attr-defined]
+
+    async def connection(self) -> AsyncConnection:
+        """Return the connection on which batches are finished; reader and handler may ask at once."""
+        async with self._opening:
+            if self._writer is None or self._writer.closed:
+                self._writer = await connect(self._dsn, service=f"{self._reading.consumer}/finish")
+            return self._writer
+
+    async def _run(self) -> AsyncIterator[Batch[T]]:
+        # Tasks live as long as the generator, which a TaskGroup cannot enclose across a yield;
+        # the finally clause below is what ends them.
+        keeper = asyncio.create_task(self._keep_leases(), name="cascade-leases")
+        ahead: asyncio.Task[Batch[T] | None] | None = None
+        try:
+            ahead = asyncio.create_task(self._fetch(None), name="cascade-read")
+            while (batch := await ahead) is not None:
+                ahead = None
+                if self._prefetch:
+                    ahead = asyncio.create_task(self._fetch(batch.id), name="cascade-read")
+                yield batch
+                if (self._stopping.is_set() or ahead is not None) and batch.is_open:
+                    await batch.finish()
+                self._open.pop(batch.id, None)
+                if self._stopping.is_set():
+                    break
+                if batch.is_released and ahead is not None:
+                    # It comes again: what was read ahead must not come before it.
+                    await self._put_back(ahead)
+                    ahead = None
+                if ahead is None:
+                    finishing = batch if batch.is_open else None
+                    ahead = asyncio.create_task(self._fetch(None, finishing), name="cascade-read")
+        finally:
+            await self._close(keeper, ahead)
+
+    async def _put_back(self, ahead: asyncio.Task[Batch[T] | None]) -> None:
+        """End the reading ahead, and give back what it found."""
+        ahead.cancel()
+        with suppress(asyncio.CancelledError):
+            found = await ahead
+            if found is not None:
+                self._open.pop(found.id, None)
+                await found.release()
+
+    async def _close(self, *tasks: asyncio.Task[Any] | None) -> None:
+        """End the tasks, give back what was read ahead, close the connections."""
+        for task in tasks:
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError, CascadeError, psycopg.Error):
+                    await task
+        with suppress(CascadeError, psycopg.Error, TimeoutError):
+            async with asyncio.timeout(5):
+                for batch in list(self._open.values()):
+                    if batch.is_open:
+                        await batch.release()
+        for conn in (self._reader, self._writer, self._keeper):
+            if conn is not None:
+                await conn.close()
+
+    async def _fetch(self, after: BatchId | None, finishing: Batch[T] | None = None) -> Batch[T] | None:
+        """Wait for the next batch that has events; None once the stream is to stop."""
+        delays = Backoff().delays()
+        while not self._stopping.is_set():
+            try:
+                conn = await self._listening()
+                with translated():
+                    batch = await read_batch(self, conn, self._queue, self._reading, self._codec, after, finishing)
+                finishing = None
+                delays = Backoff().delays()
+                if batch is None:
+                    await self._wait(conn)
+                elif not batch.events:
+                    await batch.finish()
+                else:
+                    self._open[batch.id] = batch
+                    return batch
+            except TransientError as error:
+                delay = next(delays)
+                log.warning("queue %s: %s; again in %.1f s", self._queue, error, delay)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(delay):
+                        await self._stopping.wait()
+        return None
+
+    async def _listening(self) -> AsyncConnection:
+        """Return the reading connection; a new one listens to the queue's ticks first."""
+        if self._reader is None or self._reader.closed:
+            if self._reader is not None:
+                self.reconnects += 1
+            conn = await connect(self._dsn, service=f"{self._reading.consumer}/read")
+            try:
+                with translated():
+                    row = await (await conn.execute(CHANNEL, (self._queue,))).fetchone()
+                    assert row is not None
+                    await conn.execute(f"listen {row[0]}".encode())
+            except BaseException:
+                await conn.close()
+                raise
+            self._reader = conn
+        return self._reader
+
+    async def _wait(self, conn: AsyncConnection) -> None:
+        """Wait for a tick to be announced, or for the time to look anyway."""
+        stopping = asyncio.create_task(self._stopping.wait())
+        listening = asyncio.create_task(_one_notification(conn, self._poll_s))
+        try:
+            await asyncio.wait((stopping, listening), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            if not listening.done():
+                listening.cancel()
+        with suppress(asyncio.CancelledError):
+            with translated():
+                await listening
+
+    async def _keep_leases(self) -> None:
+        """Renew the leases of all batches at hand, thrice per lease."""
+        lease = self._reading.lease
+        if lease is None:
+            return
+        while True:
+            await asyncio.sleep(lease.total_seconds() / 3)
+            for batch in [batch for batch in self._open.values() if batch.is_open]:
+                try:
+                    if self._keeper is None or self._keeper.closed:
+                        self._keeper = await connect(self._dsn, service=f"{self._reading.consumer}/lease")
+                    await batch.renew(lease, self._keeper)
+                except BatchLostError as error:
+                    # Finished a moment ago, or lost: then finishing it says so.
+                    log.debug("queue %s: %s", self._queue, error)
+                except (TransientError, psycopg.Error) as error:
+                    log.warning("queue %s: lease of batch %s not renewed: %s", self._queue, batch.id, error)
+
+
+async def _one_notification(conn: AsyncConnection, timeout_s: float) -> None:
+    async for _ in conn.notifies(timeout=timeout_s, stop_after=1):
+        pass

@@ -1,0 +1,90 @@
+"""The one module that opens connections, and turns database errors into Cascade's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg.adapt import AdaptersMap
+from psycopg.types.string import TextBinaryLoader, TextLoader
+
+from cascade import errors
+
+#: Connections are autocommit: a transaction is what `async with conn.transaction()` encloses.
+AsyncConnection = psycopg.AsyncConnection[tuple[object, ...]]
+Connection = psycopg.Connection[tuple[object, ...]]
+
+CONNECT_TIMEOUT_S = 10
+
+
+async def connect(dsn: str, *, service: str) -> AsyncConnection:
+    """Open a connection of one service; `service` is shown in pg_stat_activity."""
+    with translated():
+        return await psycopg.AsyncConnection.connect(_complete(dsn, service), autocommit=True)
+
+
+def connect_sync(dsn: str, *, service: str) -> Connection:
+    """Open a connection for the synchronous client."""
+    with translated():
+        return psycopg.Connection.connect(_complete(dsn, service), autocommit=True)
+
+
+def _complete(dsn: str, service: str) -> str:
+    """Add what every connection has, unless the DSN says otherwise."""
+    try:
+        given = psycopg.conninfo.conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError as error:
+        # The text of the DSN is not repeated: it may hold a password.
+        raise errors.ConfigError(
+            "the connection string cannot be read",
+            hint="Write host=... dbname=..., service=NAME, or a postgresql:// address.",
+        ) from error
+    usual: dict[str, str | int | None] = {
+        "application_name": f"cascade/{service}"[:63],
+        "connect_timeout": CONNECT_TIMEOUT_S,
+    }
+    return psycopg.conninfo.make_conninfo(dsn, **{name: usual[name] for name in usual.keys() - given.keys()})
+
+
+def raw_json(adapters: AdaptersMap) -> None:
+    """Have json columns arrive as text: events are decoded when somebody looks at them."""
+    adapters.register_loader("json", TextLoader)
+    adapters.register_loader("json", TextBinaryLoader)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise Cascade's errors in place of the driver's, with the driver's as their cause."""
+    try:
+        yield
+    except psycopg.Error as error:
+        known = translate(error)
+        if known is None:
+            raise
+        raise known from error
+
+
+def translate(error: psycopg.Error) -> errors.CascadeError | None:
+    """Return the error that callers can act on, or None for one that is not ours to name."""
+    message = error.diag.message_primary or str(error).strip() or type(error).__name__
+    state = error.sqlstate or ""
+    if state in errors.BY_SQLSTATE:
+        return errors.BY_SQLSTATE[state](message, hint=error.diag.message_hint)
+    if state == "22P02" and "json" in message:
+        return errors.PayloadError(f"{message}: {error.diag.message_detail}")
+    if state == "23502" and error.diag.column_name == "payload":
+        return errors.PayloadError("the payload is null", hint="An event says something: pass JSON.")
+    if state in ("3F000", "42883", "42P01") and ("cascade." in message or '"cascade"' in message):
+        return errors.SchemaError("Cascade is not installed in this database", hint="cascade schema install --dsn ...")
+    if state == "42P01" and "queue." in message:
+        return errors.QueueNotFoundError(message, hint="cascade queue create NAME makes one.")
+    if state == "42501":
+        return errors.ForbiddenError(
+            message, hint="An operator grants it: cascade.grant_producer(), cascade.grant_consumer()."
+        )
+    if state[:2] in ("08", "57") or state in ("40001", "40P01", "55P03", "53300"):
+        return errors.TransientError(message, hint=error.diag.message_hint)
+    if isinstance(error, psycopg.OperationalError) and not state:
+        return errors.TransientError(message)
+    return None

@@ -1,0 +1,291 @@
+"""The client without asyncio: `cascade.sync.connect`.
+
+The same statements and the same guarantees as the asynchronous client.  A stream here reads
+one batch at a time on the client's own connection; work that may outlast the lease calls
+`batch.renew()`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Generic, LiteralString, Self, TypeVar, cast
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from cascade import batch as statements
+from cascade import producer
+from cascade.batch import Held, Reading, worker_name
+from cascade.client import _plain
+from cascade.codec import Codec, JsonCodec
+from cascade.db import Connection, connect_sync, raw_json, translated
+from cascade.errors import CascadeError, TransientError
+from cascade.event import Event, Message
+from cascade.names import BatchId, EventId, QueueName, TickId, queue_name
+from cascade.retry import Backoff
+
+T = TypeVar("T")
+log = logging.getLogger("cascade.consumer")
+
+#: Nobody renews for a synchronous handler, so its lease is long.
+LEASE = timedelta(minutes=5)
+
+
+class Client:
+    """One database; see cascade.client.Client."""
+
+    def __init__(self, target: str | Connection) -> None:
+        self._dsn = target if isinstance(target, str) else None
+        self._conn = None if isinstance(target, str) else target
+
+    def __enter__(self) -> Self:
+        self.connection()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection, if the client opened it."""
+        if self._dsn is not None and self._conn is not None:
+            self._conn.close()
+
+    def connection(self) -> Connection:
+        """Return the connection, after opening it if it is not open."""
+        if self._conn is None or (self._conn.closed and self._dsn is not None):
+            assert self._dsn is not None
+            self._conn = connect_sync(self._dsn, service="client")
+        return self._conn
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Enclose what follows in one transaction."""
+        with translated(), self.connection().transaction():
+            yield self.connection()
+
+    def queue(self, name: str, *, codec: Codec[Any] | None = None) -> Queue[Any]:
+        """Return a queue by name; whether it exists shows when it is used."""
+        return Queue(self, queue_name(name), codec or JsonCodec())
+
+    def create_queue(self, name: str, /, **options: object) -> bool:
+        """Make a queue; False when it was there already with these options."""
+        return cast(bool, self.call("select cascade.create_queue(%s, %s)", name, Jsonb(_plain(options))))
+
+    def alter_queue(self, name: str, /, **options: object) -> None:
+        """Change options of a queue."""
+        self.call("select cascade.alter_queue(%s, %s)", name, Jsonb(_plain(options)))
+
+    def drop_queue(self, name: str, *, force: bool = False) -> None:
+        """Remove a queue with all its events; with `force` also when it has consumers."""
+        self.call("select cascade.drop_queue(%s, %s)", name, force)
+
+    def call(self, query: LiteralString, *arguments: object) -> object:
+        """Run a statement that returns one value."""
+        with translated():
+            row = self.connection().execute(query, arguments).fetchone()
+        return row[0] if row else None
+
+
+class Queue(Generic[T]):
+    """One queue; see cascade.client.Queue."""
+
+    def __init__(self, client: Client, name: QueueName, codec: Codec[T]) -> None:
+        self._client, self.name, self._codec = client, name, codec
+
+    def publish(
+        self,
+        payload: T,
+        *,
+        type: str | None = None,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        id: EventId | None = None,
+    ) -> EventId:
+        """Insert one event and return its id; `id` uses one from `reserve_id`."""
+        message = Message(payload, type, key, headers)
+        arguments = producer.post_arguments(self.name, self._codec, message, id)
+        with translated():
+            row = self._client.connection().execute(producer.POST, arguments).fetchone()
+        assert row is not None
+        return cast(EventId, row[0])
+
+    def publish_many(self, events: Iterable[T | Message[T]]) -> int:
+        """Insert many events, all or none, and return how many: by COPY unless they are few."""
+        items = list(events)
+        conn = self._client.connection()
+        table = producer.table(self.name)
+        with translated():
+            if not items:
+                return 0
+            if len(items) <= producer.INSERT_MOST:
+                conn.execute(producer.INSERT.format(table), producer.columns(self._codec, items))
+                return len(items)
+            with conn.cursor() as cur, cur.copy(producer.COPY.format(table)) as copy:
+                for block in producer.copy_blocks(self._codec, items):
+                    copy.write(block)
+        return len(items)
+
+    def reserve_id(self) -> EventId:
+        """Return the id of an event to come, to be passed to `publish` once."""
+        return cast(EventId, self._client.call("select cascade.reserve_id(%s)", self.name))
+
+    def tick(self) -> TickId:
+        """Make a tick now; operators only, and seldom needed: the ticker does it."""
+        return cast(TickId, self._client.call("select cascade.tick(%s)", self.name))
+
+    def subscribe(self, consumer: str, *, at: object = "now") -> TickId:
+        """Register a consumer at now, earliest, a tick id or a time; a second call changes nothing."""
+        return cast(TickId, self._client.call("select cascade.subscribe(%s, %s, %s)", self.name, consumer, str(at)))
+
+    def unsubscribe(self, consumer: str) -> bool:
+        """Forget a consumer; False when there was none."""
+        return cast(bool, self._client.call("select cascade.unsubscribe(%s, %s)", self.name, consumer))
+
+    def seek(self, consumer: str, at: object) -> TickId:
+        """Move a consumer to now, earliest, a tick id or a time."""
+        return cast(TickId, self._client.call("select cascade.seek(%s, %s, %s)", self.name, consumer, str(at)))
+
+    def next_batch(
+        self,
+        consumer: str,
+        *,
+        max_ticks: int = 1,
+        max_events: int | None = None,
+        worker: str | None = None,
+        lease: timedelta | None = None,
+    ) -> Batch[T] | None:
+        """Take one batch by hand; None when there is nothing."""
+        reading = Reading(consumer=consumer, max_ticks=max_ticks, max_events=max_events, worker=worker, lease=lease)
+        return self._read(reading)
+
+    def stream(
+        self,
+        consumer: str,
+        *,
+        cooperative: bool = False,
+        worker: str | None = None,
+        lease: timedelta = LEASE,
+        max_ticks: int = 100,
+        max_events: int | None = 5000,
+        poll_s: float = 1.0,
+    ) -> Iterator[Batch[T]]:
+        """Yield batches as they come, for ever; leave the loop to stop."""
+        reading = Reading(
+            consumer=consumer,
+            max_ticks=max_ticks,
+            max_events=max_events,
+            worker=worker or worker_name(),
+            lease=lease,
+            exclusive=not cooperative,
+        )
+        delays = Backoff().delays()
+        listening: Connection | None = None
+        done: Batch[T] | None = None
+        while True:
+            try:
+                conn = self._client.connection()
+                if listening is not conn:
+                    conn.execute(f"listen {self._client.call(statements.CHANNEL, self.name)}".encode())
+                    listening = conn
+                batch = self._read(reading, finishing=done)
+                done = None
+                delays = Backoff().delays()
+            except TransientError as error:
+                delay = next(delays)
+                log.warning("queue %s: %s; again in %.1f s", self.name, error, delay)
+                time.sleep(delay)
+                continue
+            if batch is None:
+                with suppress(psycopg.OperationalError):
+                    list(conn.notifies(timeout=poll_s, stop_after=1))
+                continue
+            if batch.events:
+                try:
+                    yield batch
+                except GeneratorExit:
+                    if batch.is_open:
+                        batch.release()
+                    raise
+            if batch.is_open:
+                done = batch
+
+    def _read(self, reading: Reading, *, finishing: Batch[T] | None = None) -> Batch[T] | None:
+        """Take a batch and read it; finishing another one first shares its transaction and round trip."""
+        conn = self._client.connection()
+        with translated(), conn.cursor(binary=True) as cur:
+            raw_json(cur.adapters)
+            if finishing is None:
+                cur.execute(statements.NEXT_BATCH, reading.arguments(self.name, None))
+            else:
+                with finishing.closing(), translated(), conn.pipeline():
+                    conn.execute(statements.FINISH, (finishing.id, False))
+                    cur.execute(statements.NEXT_BATCH, reading.arguments(self.name, None))
+            row: Any = cur.fetchone()
+            if row is None:
+                return None
+            rows: list[Any] = cur.execute(statements.EVENTS, (row[0],)).fetchall()
+        return Batch(self._client, row[0], row[1], row[2], [Event(event, self._codec.decode) for event in rows])
+
+
+class Batch(Held[T]):
+    """A batch on the synchronous client; as a context manager it finishes on success."""
+
+    def __init__(
+        self, client: Client, batch_id: BatchId, from_tick: TickId, to_tick: TickId, events: list[Event[T]]
+    ) -> None:
+        super().__init__(batch_id, from_tick, to_tick, events)
+        self._client = client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.is_open:
+            return
+        if error is None:
+            self.finish()
+        else:
+            with suppress(CascadeError, psycopg.Error):
+                self.release()
+
+    def finish(self, conn: Connection | None = None) -> None:
+        """Move the consumer past this batch; with `conn`, in the transaction open there."""
+        with self.closing(), translated():
+            (conn or self._client.connection()).execute(statements.FINISH, (self.id, conn is not None))
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Enclose the handler's writes and the finishing in one transaction."""
+        with self.closing(), translated():
+            conn = self._client.connection()
+            with conn.transaction():
+                yield conn
+                conn.execute(statements.FINISH, (self.id, True))
+
+    def release(self) -> None:
+        """Give the batch back: the next who asks gets it, whole."""
+        self.is_open, self.is_released = False, True
+        with translated():
+            self._client.connection().execute(statements.RELEASE, (self.id,))
+
+    def renew(self, lease: timedelta = LEASE) -> None:
+        """Extend the lease."""
+        with translated():
+            self._client.connection().execute(statements.RENEW, (self.id, lease))
+
+    def retry(self, event: Event[T] | EventId, *, after: timedelta) -> int:
+        """Have one event delivered again after a while; it holds once the batch is finished."""
+        event_id = event.id if isinstance(event, Event) else event
+        return cast(int, self._client.call(statements.RETRY, self.id, event_id, after))
+
+
+def connect(target: str | psycopg.Connection[Any]) -> Client:
+    """Connect to a database by its DSN, or wrap a connection that the caller has."""
+    return Client(target)

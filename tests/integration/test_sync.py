@@ -1,0 +1,140 @@
+"""The synchronous client does what the asynchronous one does."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+import cascade.sync
+from cascade import errors
+from tests.fixtures.database import Database
+
+
+@pytest.fixture
+def db(db: Database) -> Database:
+    db.queue()
+    db.rows("select cascade.subscribe('q', 'c')")
+    return db
+
+
+@pytest.fixture
+def client(db: Database) -> cascade.sync.Client:
+    return cascade.sync.connect(db.connect())
+
+
+def test_publishing_and_reading(client: cascade.sync.Client) -> None:
+    queue = client.queue("q")
+    first = queue.publish({"id": 1}, type="t", key="k", headers={"h": 1})
+    assert queue.publish_many(range(5)) == 5
+    assert queue.publish_many(range(100)) == 100
+    queue.tick()
+    batch = queue.next_batch("c")
+    assert batch is not None
+    with batch:
+        assert (batch[0].id, batch[0].payload, batch[0].headers) == (first, {"id": 1}, {"h": 1})
+        assert [event.payload for event in batch][1:] == [*range(5), *range(100)]
+    assert queue.next_batch("c") is None
+
+
+def test_a_stream_yields_batches_and_finishes_them(db: Database) -> None:
+    with cascade.sync.connect(db.dsn) as client:
+        queue = client.queue("q")
+        for number in range(3):
+            queue.publish(number)
+            queue.tick()
+        found = []
+        for batch in queue.stream("c", max_ticks=1):
+            with batch:
+                found += [event.payload for event in batch]
+            if len(found) == 3:
+                break
+        assert found == [0, 1, 2]
+        assert queue.next_batch("c", worker="x") is None
+
+
+def test_a_batch_lost_meanwhile_ends_the_stream_with_a_named_error(db: Database) -> None:
+    with cascade.sync.connect(db.dsn) as client:
+        queue = client.queue("q")
+        queue.publish(1)
+        queue.tick()
+        with pytest.raises(errors.BatchLostError):
+            for batch in queue.stream("c"):  # noqa: B007
+                db.rows("select cascade.seek('q', 'c', 'now')")
+        assert not batch.is_open
+
+
+def test_leaving_a_stream_gives_the_batch_back(db: Database) -> None:
+    with cascade.sync.connect(db.dsn) as client:
+        queue = client.queue("q")
+        queue.publish(1)
+        queue.tick()
+        for _ in queue.stream("c"):
+            break
+        batch = queue.next_batch("c", worker="x")
+        assert batch is not None
+        with pytest.raises(ZeroDivisionError), batch:
+            raise ZeroDivisionError
+        again = queue.next_batch("c", worker="y")
+        assert again is not None
+        assert [event.payload for event in again] == [1]
+
+
+def test_effects_and_position_move_together(client: cascade.sync.Client, db: Database) -> None:
+    db.main.execute("create table effect (x int)")
+    queue = client.queue("q")
+    queue.publish(1)
+    queue.tick()
+    batch = queue.next_batch("c")
+    assert batch is not None
+    with pytest.raises(ZeroDivisionError), batch.transaction() as conn:
+        conn.execute("insert into effect values (1)")
+        raise ZeroDivisionError
+    with batch.transaction() as conn:
+        conn.execute("insert into effect values (2)")
+    assert db.rows("select x from effect") == [(2,)]
+    with pytest.raises(errors.BatchFinishedError), batch.transaction():
+        pass
+
+
+def test_publishing_joins_the_callers_transaction(db: Database) -> None:
+    with psycopg.connect(db.dsn) as conn:
+        queue = cascade.sync.connect(conn).queue("q")
+        queue.publish("no")
+        conn.rollback()
+        queue.publish("yes")
+        conn.commit()
+    db.tick()
+    assert db.drain() == ["yes"]
+
+
+def test_leases_and_retries(client: cascade.sync.Client) -> None:
+    queue = client.queue("q")
+    queue.publish_many(["good", "bad"])
+    queue.tick()
+    batch = queue.next_batch("c", worker="w", lease=timedelta(seconds=5))
+    assert batch is not None
+    batch.renew(timedelta(minutes=1))
+    assert batch.retry(batch[1], after=timedelta(0)) == 2
+    batch.finish()
+    again = queue.next_batch("c", worker="w")
+    assert again is not None
+    assert [event.attempt for event in again] == [2]
+    again.release()
+    with pytest.raises(errors.BatchLostError):
+        again.finish()
+
+
+def test_administration(client: cascade.sync.Client) -> None:
+    assert client.create_queue("x", tick_max_lag=timedelta(seconds=1)) is True
+    assert client.create_queue("x", tick_max_lag="1 s") is False
+    client.alter_queue("x", tick_max_events=5)
+    queue = client.queue("x")
+    assert queue.subscribe("c", at="earliest") == 1
+    assert queue.seek("c", "now") == 1
+    assert queue.publish(1, id=queue.reserve_id()) == 1
+    assert queue.unsubscribe("c") is True
+    with client.transaction():
+        queue.publish(2)
+    client.drop_queue("x")
