@@ -1,0 +1,86 @@
+"""cascade node run and cascade demo, as real processes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cascade.cli.node import JsonLines
+from cascade.sync import Client
+from tests.cli.conftest import invoke, spawn
+
+
+@pytest.mark.parametrize("address", ["x", "1:2:3", "host:", "host:99999", "host:-1", "host:http"])
+def test_an_address_that_is_none_is_bad_usage(address: str) -> None:
+    result = invoke("node", "run", "--dsn", "host=127.0.0.1 port=1", "--health", address)
+    assert result.exit_code == 2 and "HOST:PORT" in result.stderr
+
+
+def test_a_record_is_one_line_of_json_with_its_error_and_extras() -> None:
+    try:
+        raise ValueError("broken\nline")
+    except ValueError as error:
+        info = (ValueError, error, error.__traceback__)
+    record = logging.LogRecord("cascade.node", logging.WARNING, __file__, 1, "queue %s", ("orders",), info)
+    record.queue = "orders"
+    text = JsonLines().format(record)
+    found = json.loads(text)
+    assert "\n" not in text and found["message"] == "queue orders" and found["queue"] == "orders"
+    assert found["level"] == "warning" and "broken" in found["error"]
+
+
+def test_a_node_installs_ticks_logs_json_and_ends_with_sigterm(bare_dsn: str) -> None:
+    with spawn(bare_dsn, "node", "run", "--log-format", "json", "--health", "127.0.0.1:0") as process:
+        assert process.stderr is not None
+        said = [json.loads(process.stderr.readline())["message"]]
+        while not said[-1].startswith("serving"):
+            said.append(json.loads(process.stderr.readline())["message"])
+        with Client(bare_dsn) as client:
+            client.create_queue("orders")
+            assert client.queue("orders").publish(1) == 1
+            result = invoke("queue", "tail", "orders", "--from", "earliest", "-n", "1", "--json", dsn=bare_dsn)
+            assert json.loads(result.stdout)["payload"] == 1
+        process.send_signal(signal.SIGTERM)
+        rest = process.communicate(timeout=60)[1].splitlines()
+    assert process.returncode == 0
+    assert all(set(json.loads(line)) >= {"time", "level", "logger", "message"} for line in rest)
+
+
+def test_a_node_kept_by_a_parent_ends_when_the_parent_does(dsn: str) -> None:
+    with spawn(dsn, "node", "run", "--until-eof", stdin=subprocess.PIPE) as process:
+        assert process.stderr is not None and process.stdin is not None
+        process.stderr.readline()
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+
+
+def test_a_demo_proves_that_every_order_was_handled_exactly_once() -> None:
+    with spawn(None, "demo", "--seconds", "6", "--json") as process:
+        stdout, stderr = process.communicate(timeout=100)
+    assert process.returncode == 0, stderr
+    proof = json.loads(stdout)
+    assert proof["proven"] is True
+    assert {row["consumer"] for row in proof["consumers"]} == {"audit", "billing", "shipping"}
+    for row in proof["consumers"]:
+        assert row["committed"] == row["handled"] > 100
+        assert row["missing"] == row["doubled"] == row["rolled_back_but_seen"] == 0
+    assert "was killed (kill -9)" in stderr and "s later and handled them" in stderr
+
+
+def test_a_demo_ends_by_ctrl_c_and_leaves_its_server_where_it_was_told(tmp_path: Path) -> None:
+    directory = str(tmp_path / "demo")
+    with spawn(None, "demo", "--rate", "50", "--dir", directory) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    assert stdout.count("✓") == 3 and "Each was handled exactly once." in stdout
+    result = invoke("demo", "--seconds", "1", "--dir", directory)
+    assert result.exit_code == 1 and "cascade dev down --remove" in result.stderr
+    assert invoke("dev", "down", "--remove", "--dir", directory).exit_code == 0
