@@ -1,0 +1,1 @@
+"""Benchmarks: Cascade beside PgQ and beside PostgreSQL's own limits, in one run."""
