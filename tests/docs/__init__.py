@@ -1,0 +1,1 @@
+"""The documents: examples run, links lead somewhere, references are what the generator prints."""

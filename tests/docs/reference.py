@@ -1,0 +1,303 @@
+"""Print docs/reference/sql.md from the catalogue and docs/reference/cli.md from the commands.
+
+usage: python -m tests.docs.reference
+
+Signatures, descriptions, columns and errors come from a database with the schema, the longer
+descriptions from the comments at the top of sql/functions.  What the catalogue cannot know stands
+below: what a second call does, and what a column means.  A test fails when something is missing here.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import psycopg
+
+from cascade.cli.main import main as cli
+from cascade.sql import read_folder
+from tests.docs.markdown import TOP
+from tests.fixtures.backend import labels, start
+from tests.fixtures.database import Database
+
+SQL_PAGE = TOP / "docs" / "reference" / "sql.md"
+CLI_PAGE = TOP / "docs" / "reference" / "cli.md"
+NOTE = "<!-- Printed by `python -m tests.docs.reference`; do not edit. -->\n"
+
+#: The functions by purpose: (heading, who may call them, name -> what a second call does).
+FUNCTIONS: list[tuple[str, str, dict[str, str]]] = [
+    (
+        "Queues",
+        "Operators: the owner of the schema and members of `cascade_admin`.",
+        {
+            "create_queue": "The same options: returns false and changes nothing. Other options: raises QC201.",
+            "alter_queue": "Sets the same options again: nothing changes.",
+            "drop_queue": "Raises QC101, for the queue is gone.",
+        },
+    ),
+    (
+        "Producing",
+        "Roles that `grant_producer` was called for, and the owner of the schema.",
+        {
+            "post": "Inserts another event. With `id`: raises QC205, for a reserved id is used once.",
+            "post_many": "Inserts the events once more, with new ids.",
+            "reserve_id": "Hands out another id.",
+        },
+    ),
+    (
+        "Consuming",
+        "Roles that `grant_consumer` was called for, and operators.",
+        {
+            "subscribe": "Changes nothing and returns where the consumer stands now; `at` is not looked at.",
+            "unsubscribe": "Returns false.",
+            "seek": "Puts the consumer on the place named, whatever it did meanwhile.",
+            "next_batch": "Returns the same batch until it is finished, given back or its lease has run out.",
+            "batch_events": "Returns the same events while the batch is open.",
+            "finish_batch": "Returns where the consumer stands now. With `once => true`: raises QC204.",
+            "renew_batch": "Extends the lease again, from now.",
+            "release_batch": "Raises QC203, for the batch is no longer the caller's.",
+            "retry_event": "Moves the time; the attempt stays the same.",
+            "tick_channel": "Returns the same name.",
+        },
+    ),
+    (
+        "Ticks and rotation",
+        "Operators: the owner of the schema, members of `cascade_admin` and of `cascade_node`.",
+        {
+            "tick": "Makes another tick, without events if none came meanwhile.",
+            "make_ticks": "Returns no row until another tick is due.",
+            "rotate": "Takes the next step.",
+            "arm_ticker": "Changes nothing and counts the writers again.",
+            "disarm_ticker": "Changes nothing.",
+            "version": "Returns the same number.",
+        },
+    ),
+    (
+        "Access",
+        "Operators: the owner of the schema and members of `cascade_admin`.",
+        {
+            "grant_producer": "Changes nothing; with `returning_id => true` it adds that right.",
+            "revoke_producer": "Changes nothing.",
+            "grant_consumer": "Changes nothing.",
+            "revoke_consumer": "Changes nothing.",
+        },
+    ),
+]
+
+#: How many paragraphs of a function's comment are for callers; the others are for whoever changes it.
+PARAGRAPHS = {"post": 1, "batch_events": 1, "grant_producer": 1}
+
+#: Errors of a helper that a function calls in a way which cannot raise them.
+NOT_RAISED = {
+    "batch_events": {"QC501"},  # the isolation level is asked for only where the consumer is moved
+    "create_queue": {"QC003", "QC901"},  # the name was checked, and a new queue has no ticks to lose
+}
+
+COLUMNS = {
+    "queues": {
+        "queue": "its name",
+        "created_at": "when it was made",
+        "term": "the number of its term; 0 for the first",
+        "last_tick": "the newest tick",
+        "last_tick_at": "when that was made",
+        "events_ticked": "events in all ticks so far, those rotated away included",
+        "ids_after_tick": "ids taken since the last tick: events that wait, and gaps left by rollbacks",
+        "consumers": "how many are subscribed",
+        "bytes": "what its events take on disk, indexes and TOAST included",
+        "options": "all options with their values",
+    },
+    "ticks": {
+        "queue": "the queue",
+        "tick_id": "its id",
+        "prev_tick": "the tick before it; null for the first",
+        "time": "when it was made",
+        "low": "the oldest transaction that was open, on the queue's clock",
+        "high": "the first transaction not yet begun, on the queue's clock",
+        "open": "the transactions in between that were open",
+        "event_seq": "the highest event id handed out",
+        "events": "events in the batch that ends here; null for the first tick held",
+        "total": "events in all batches up to here",
+        "term_uid": "the term it was made in",
+        "chain": "a hash over all ticks up to here: equal chains mean equal histories",
+        "gen": "the generation that received events",
+        "gen_low": "the oldest generation that may hold events of later batches",
+    },
+    "consumers": {
+        "queue": "the queue",
+        "consumer": "its name",
+        "tick_id": "everything up to this tick is finished",
+        "lag_ticks": "ticks after that",
+        "lag_events": "events after that, up to the last tick",
+        "lag_seconds": "age of that tick, or 0 when no event follows it",
+        "open_batches": "batches handed out or given back, and not finished",
+        "workers": "the workers that hold them",
+        "retries": "events put back for later",
+        "last_seen": "when its state last changed",
+    },
+    "rotation": {
+        "queue": "the queue",
+        "generation": "the generation that receives events",
+        "slots": "how many partitions take turns",
+        "oldest_generation": "the oldest generation not emptied",
+        "switched_at": "when the newest generation began",
+        "next_switch": "when the next one is due",
+        "bytes_held": "what the older generations take on disk",
+        "blocked_by": "what keeps the oldest one: step, tick, transaction, consumer or lock",
+        "blocker": "who that is",
+        "pid": "its backend, if it is one",
+        "age": "how long its transaction is open, if the owner of the schema may see that",
+        "query": "its last statement, likewise",
+        "detail": "the same as a sentence",
+    },
+}
+
+FIND_FUNCTIONS = """
+    select p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid), obj_description(p.oid, 'pg_proc')
+      from pg_proc as p
+     where p.pronamespace = 'cascade'::regnamespace
+     order by p.proname"""
+FIND_BODIES = """
+    select p.pronamespace::regnamespace || '.' || p.proname, pg_get_functiondef(p.oid)
+      from pg_proc as p
+     where p.pronamespace in ('cascade'::regnamespace, 'cascade_internal'::regnamespace)"""
+FIND_VIEWS = "select c.relname, obj_description(c.oid, 'pg_class') from pg_class as c where c.oid = any(%s::regclass[])"
+FIND_COLUMNS = """
+    select a.attname, format_type(a.atttypid, a.atttypmod)
+      from pg_attribute as a
+     where a.attrelid = %s::regclass and a.attnum > 0 and not a.attisdropped
+     order by a.attnum"""
+
+
+def sql_page(conn: psycopg.Connection[Any]) -> str:
+    """Return the page about schema `cascade`, as it is installed in a database."""
+    found = {row[0]: row[1:] for row in conn.execute(FIND_FUNCTIONS).fetchall()}
+    listed = {name for _, _, names in FUNCTIONS for name in names}
+    assert listed == set(found), f"FUNCTIONS and the catalogue differ: {sorted(listed ^ set(found))}"
+    comments, errors = file_comments(), function_errors(conn)
+    parts = [NOTE, "# SQL reference\n", INTRODUCTION]
+    for heading, callers, names in FUNCTIONS:
+        parts.append(f"## {heading}\n\n{callers}\n")
+        for name, again in names.items():
+            parts += function_section(name, *found[name], comments.get(name, []), again, errors[f"cascade.{name}"])
+    parts.append("## Views\n\nOperators see everything. Consumers see `queues` and `consumers`, their own rows only.\n")
+    for name, meanings in COLUMNS.items():
+        parts += view_section(conn, name, meanings)
+    return "\n".join(parts)
+
+
+INTRODUCTION = """\
+Everything here is in the schema `cascade`. Arguments can be passed by name, as in
+`cascade.finish_batch(batch_id => 7)`. Errors carry an SQLSTATE of class `QC` and a hint; those a function can raise
+are listed with it, and [Find out what is wrong](../howto/troubleshoot.md) says what to do about each. A role without
+any right to a function gets PostgreSQL's own error 42501. The words are explained in the [glossary](../glossary.md).
+"""
+
+
+def function_section(
+    name: str, arguments: str, result: str, comment: str, paragraphs: list[str], again: str, errors: set[str]
+) -> Iterator[str]:
+    """Yield the lines about one function."""
+    yield f"### {name}\n"
+    yield f"```sql\n{signature(name, arguments, result)}\n```\n"
+    yield f"{comment}\n"
+    kept = paragraphs[: PARAGRAPHS.get(name, len(paragraphs))]
+    yield from (f"{paragraph}\n" for paragraph in kept)
+    yield f"**Called again:** {again}\n"
+    raised = sorted(errors - NOT_RAISED.get(name, set()))
+    yield f"**Errors:** {', '.join(raised) if raised else 'none of its own'}.\n"
+
+
+def signature(name: str, arguments: str, result: str) -> str:
+    """Return a declaration, broken into lines where it is long."""
+    arguments = re.sub(r" DEFAULT NULL::[\w\[\]]+", " default null", arguments).replace(" DEFAULT ", " default ")
+    arguments = re.sub(r"('[^']*')::\w+", r"\1", arguments)
+    line = f"cascade.{name}({arguments}) returns {result.replace('TABLE', 'table ').replace('SETOF', 'setof')}"
+    if len(line) <= 110:
+        return line
+    lines = ",\n".join(f"    {argument}" for argument in arguments.split(", "))
+    head = f"cascade.{name}(\n{lines})" if len(arguments) > 80 else f"cascade.{name}({arguments})"
+    return f"{head}\nreturns {result.replace('TABLE', 'table ')}"
+
+
+def view_section(conn: psycopg.Connection[Any], name: str, meanings: dict[str, str]) -> Iterator[str]:
+    """Yield the lines about one view."""
+    [(_, comment)] = conn.execute(FIND_VIEWS, ([f"cascade.{name}"],)).fetchall()
+    columns = conn.execute(FIND_COLUMNS, (f"cascade.{name}",)).fetchall()
+    assert [column for column, _ in columns] == list(meanings), f"COLUMNS and the view {name} differ"
+    yield f"### {name}\n"
+    yield f"{comment}\n"
+    yield "| column | type | meaning |\n|---|---|---|"
+    yield from (f"| {column} | {kind} | {meanings[column]} |" for column, kind in columns)
+    yield ""
+
+
+def function_errors(conn: psycopg.Connection[Any]) -> dict[str, set[str]]:
+    """Return the codes each function can raise, itself or through the functions it calls."""
+    bodies: dict[str, str] = {}
+    for name, body in conn.execute(FIND_BODIES).fetchall():
+        bodies[name] = bodies.get(name, "") + re.sub(r"--[^\n]*", "", body)
+    found = {name: set(re.findall(r"'(QC\d{3})'", body)) for name, body in bodies.items()}
+    calls = {
+        name: set(re.findall(r"\bcascade_internal\.\w+(?=\()", body)) & set(bodies) for name, body in bodies.items()
+    }
+    while True:
+        wider = {name: found[name].union(*(found[callee] for callee in calls[name])) for name in found}
+        if wider == found:
+            return found
+        found = wider
+
+
+def file_comments() -> dict[str, list[str]]:
+    """Return the paragraphs that stand above a function in sql/functions, as markdown."""
+    found = {}
+    for _, text in read_folder("functions"):
+        for block in re.findall(r"(?:^--[^\n]*\n)+", text, re.M):
+            lines = [line[2:].removeprefix(" ") for line in block.splitlines()]
+            if match := re.match(r"cascade\.(\w+)\(", lines[0]):
+                found[match[1]] = [paragraph(part) for part in "\n".join(lines).split("\n\n")]
+    return found
+
+
+def paragraph(text: str) -> str:
+    """Return one paragraph; an indented table becomes a list."""
+    if text.startswith("    "):
+        items = [line.strip().split(None, 1) for line in text.splitlines()]
+        return "\n".join(f"- **{word}**: {meaning}" for word, meaning in items)
+    text = re.sub(r"\s+", " ", text)
+    return re.sub(r"(^cascade\.\w+\([^)]*\)|\S+<\w+>|\w+ => \w+)", r"`\1`", text)
+
+
+def cli_page() -> str:
+    """Return the page about the command line: every command's own help."""
+    parts = [NOTE, "# Command line reference\n", "What `--help` prints, for every command.\n"]
+    for context in walk(cli, "cascade", None):
+        path, text = context.command_path, re.sub(r"[ \t]+$", "", context.get_help(), flags=re.M)
+        parts.append(f"{'#' * min(2 + path.count(' '), 4)} {path}\n\n```text\n{text}\n```\n")
+    return "\n".join(parts)
+
+
+def walk(command: click.Command, name: str, parent: click.Context | None) -> Iterator[click.Context]:
+    """Yield the context of a command and of all below it, those hidden left out."""
+    context = click.Context(command, parent, info_name=name, terminal_width=100, **command.context_settings)
+    yield context
+    if isinstance(command, click.Group):
+        for below in command.list_commands(context):
+            child = command.get_command(context, below)
+            if child is not None and not child.hidden:
+                yield from walk(child, below, context)
+
+
+def write() -> None:
+    """Write both pages."""
+    with tempfile.TemporaryDirectory() as templates, start(labels()[0], Path(templates), {}) as backend:
+        with Database.fresh(backend) as database:
+            SQL_PAGE.write_text(sql_page(database.main))
+    CLI_PAGE.write_text(cli_page())
+
+
+if __name__ == "__main__":
+    write()
