@@ -30,6 +30,8 @@ CascadeError
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import ClassVar
 
 
@@ -51,8 +53,29 @@ class ConfigError(CascadeError):
     """Settings, arguments or a file are wrong; nothing was done."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong in a file: where, what, and what to do about it.
+
+    Line 0 is no line: what was checked did not come from a file.
+    """
+
+    source: str
+    line: int
+    fact: str
+    remedy: str
+
+    def __str__(self) -> str:
+        place = f"{self.source}:{self.line}" if self.line else self.source
+        return f"{place}: {self.fact}; {self.remedy}"
+
+
 class TopologyError(ConfigError):
-    """A topology file describes something that cannot be."""
+    """A topology describes something that cannot be; `problems` are all that were found in a file."""
+
+    def __init__(self, message: str = "", *, hint: str | None = None, problems: Iterable[Problem] = ()) -> None:
+        self.problems = tuple(problems)
+        super().__init__(message or "\n".join(map(str, self.problems)), hint=hint)
 
 
 class NameRefusedError(ConfigError):
