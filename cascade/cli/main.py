@@ -30,6 +30,7 @@ COMMANDS = {
     "node": "The daemon that makes ticks and rotates queues.",
     "queue": "Make queues, look at them, publish and read.",
     "schema": "Install Cascade in a database, upgrade it, remove it.",
+    "topology": "Check and draw the file that says which database copies from which.",
 }
 FAILED, BAD_USAGE, REFUSED, INTERRUPTED = 1, 2, 3, 130
 
