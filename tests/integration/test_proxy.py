@@ -249,35 +249,47 @@ def test_replies_to_what_was_sent_before_still_arrive(
 ) -> None:
     conn = dial()
     proxy.lose_reply_to(b"insert into note values (2)")
-    with pytest.raises(LOST), conn.pipeline() as pipeline:
-        first = conn.execute("insert into note values (1) returning n")
-        pipeline.sync()
-        second = conn.execute("insert into note values (2) returning n")
-        pipeline.sync()
-        assert first.fetchone() == (1,)
-        second.fetchone()
+    before = proxy.bytes[TO_CLIENT]
+    conn.pgconn.enter_pipeline_mode()
+    for query in ("insert into note select 1 from pg_sleep(0.2)", "insert into note values (2)"):
+        conn.pgconn.send_query_params(f"{query} returning repeat('x', 1000)".encode(), [])
+        conn.pgconn.pipeline_sync()
+    assert eventually(lambda: proxy.open_connections == 0)
+    # Whether the client gets to read it before the cut is another matter.
+    assert 1000 < proxy.bytes[TO_CLIENT] - before < 2000
     assert [row[0] for row in db.rows("select n from note order by n")] == [1, 2]
 
 
-@pytest.mark.parametrize("extended", [False, True])
 def test_the_reply_to_a_copy_is_lost_and_its_rows_are_not(
-    db: Database, proxy: FaultProxy, dial: Callable[..., psycopg.Connection[Any]], extended: bool
+    db: Database, proxy: FaultProxy, dial: Callable[..., psycopg.Connection[Any]]
 ) -> None:
     conn = dial()
     proxy.lose_reply_to(b"copy note")
-    with pytest.raises(LOST), conn.cursor() as cur:
-        if extended:
-            # libpq sends a Sync with the statement here, and another one at the end of the data.
-            pgconn = conn.pgconn
-            pgconn.exec_params(b"copy note from stdin", [])
-            pgconn.put_copy_data(b"7\n")
-            pgconn.put_copy_end()
-            pgconn.flush()
-            while pgconn.is_busy():
-                # Waiting inside libpq would stop the proxy's thread too.
-                assert select.select([pgconn.socket], [], [], 10)[0]
-                pgconn.consume_input()
-        with cur.copy("copy note from stdin") as copy:
-            copy.write_row([7])
+    with pytest.raises(LOST), conn.cursor() as cur, cur.copy("copy note from stdin") as copy:
+        copy.write_row([7])
     assert db.value("select n from note") == 7
-    assert proxy.replies_lost == 1 and proxy.open_connections == 0
+    assert proxy.replies_lost == 1 and eventually(lambda: proxy.open_connections == 0)
+
+
+@pytest.mark.parametrize("pattern", [b"copy note", b"values (8)"])
+def test_the_right_reply_is_lost_around_a_copy_by_the_extended_protocol(
+    db: Database, proxy: FaultProxy, dial: Callable[..., psycopg.Connection[Any]], pattern: bytes
+) -> None:
+    conn = dial()
+    proxy.lose_reply_to(pattern)
+    with pytest.raises(LOST):
+        # libpq sends a Sync with the statement here, and another one at the end of the data.
+        pgconn = conn.pgconn
+        pgconn.exec_params(b"copy note from stdin", [])
+        pgconn.put_copy_data(b"7\n")
+        pgconn.put_copy_end()
+        pgconn.flush()
+        while pgconn.is_busy():
+            # Waiting inside libpq would stop the proxy's thread too.
+            assert select.select([pgconn.socket], [], [], 10)[0]
+            pgconn.consume_input()
+        while pgconn.get_result():
+            pass
+        conn.execute("insert into note values (8)")
+    assert db.value("select array_agg(n order by n) from note") == ([7] if pattern == b"copy note" else [7, 8])
+    assert proxy.replies_lost == 1 and eventually(lambda: proxy.open_connections == 0)
