@@ -32,6 +32,9 @@ from cascade.retry import Backoff
 T = TypeVar("T")
 log = logging.getLogger("cascade.consumer")
 
+#: How long closing a stream may take: giving back what was read ahead is worth so much.
+CLOSE_WITHIN_S = 5.0
+
 
 class Home(Protocol):
     """Where a batch is finished: a client, or the stream that handed it out."""
@@ -173,12 +176,15 @@ class Stream(Generic[T]):
         self._batches: AsyncIterator[Batch[T]] | None = None
         self._open: dict[BatchId, Batch[T]] = {}
         self._opening = asyncio.Lock()
-        self._stopping = asyncio.Event()
+        self._is_stopping = False
+        #: Set when the reading now under way is to end as soon as it holds no unknown batch.
+        self._leave = asyncio.Event()
         self.reconnects = 0
 
     def stop(self) -> None:
         """End the stream once the batch at hand is done; may be called from a signal handler."""
-        self._stopping.set()
+        self._is_stopping = True
+        self._leave.set()
 
     def __aiter__(self) -> AsyncIterator[Batch[T]]:
         self._batches = self._run()
@@ -204,45 +210,54 @@ class Stream(Generic[T]):
         keeper = asyncio.create_task(self._keep_leases(), name="cascade-leases")
         ahead: asyncio.Task[Batch[T] | None] | None = None
         try:
-            ahead = asyncio.create_task(self._fetch(None), name="cascade-read")
-            while (batch := await ahead) is not None:
-                ahead = None
-                if self._prefetch:
-                    ahead = asyncio.create_task(self._fetch(batch.id), name="cascade-read")
+            ahead = self._read_on(None)
+            while (batch := await _outcome(ahead)) is not None:
+                ahead = self._read_on(batch.id) if self._prefetch else None
                 yield batch
-                if (self._stopping.is_set() or ahead is not None) and batch.is_open:
+                if (self._is_stopping or ahead is not None) and batch.is_open:
                     await batch.finish()
                 self._open.pop(batch.id, None)
-                if self._stopping.is_set():
+                if self._is_stopping:
                     break
                 if batch.is_released and ahead is not None:
                     # It comes again: what was read ahead must not come before it.
-                    await self._put_back(ahead)
+                    if (found := await self._end_reading(ahead)) is not None:
+                        self._open.pop(found.id, None)
+                        await found.release()
                     ahead = None
                 if ahead is None:
-                    finishing = batch if batch.is_open else None
-                    ahead = asyncio.create_task(self._fetch(None, finishing), name="cascade-read")
+                    ahead = self._read_on(None, finishing=batch if batch.is_open else None)
         finally:
             await self._close(keeper, ahead)
 
-    async def _put_back(self, ahead: asyncio.Task[Batch[T] | None]) -> None:
-        """End the reading ahead, and give back what it found."""
-        ahead.cancel()
-        with suppress(asyncio.CancelledError):
-            found = await ahead
-            if found is not None:
-                self._open.pop(found.id, None)
-                await found.release()
+    def _read_on(self, after: BatchId | None, *, finishing: Batch[T] | None = None) -> asyncio.Task[Batch[T] | None]:
+        """Start reading the next batch."""
+        self._leave = asyncio.Event()
+        if self._is_stopping:
+            self._leave.set()
+        return asyncio.create_task(self._fetch(after, finishing, self._leave), name="cascade-read")
 
-    async def _close(self, *tasks: asyncio.Task[Any] | None) -> None:
+    async def _end_reading(self, ahead: asyncio.Task[Batch[T] | None]) -> Batch[T] | None:
+        """End the reading ahead and return what it found.
+
+        It is not cancelled while it asks for a batch: the server may have handed one out, and
+        only the reply says which; it would be nobody's until its lease ends.
+        """
+        self._leave.set()
+        await asyncio.wait((ahead,), timeout=CLOSE_WITHIN_S)
+        ahead.cancel()
+        with suppress(asyncio.CancelledError, CascadeError, psycopg.Error):
+            return await ahead
+        return None
+
+    async def _close(self, keeper: asyncio.Task[None], ahead: asyncio.Task[Batch[T] | None] | None) -> None:
         """End the tasks, give back what was read ahead, close the connections."""
-        for task in tasks:
-            if task is not None:
-                task.cancel()
-                with suppress(asyncio.CancelledError, CascadeError, psycopg.Error):
-                    await task
+        keeper.cancel()
+        await asyncio.wait((keeper,))
+        if ahead is not None:
+            await self._end_reading(ahead)
         with suppress(CascadeError, psycopg.Error, TimeoutError):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(CLOSE_WITHIN_S):
                 for batch in list(self._open.values()):
                     if batch.is_open:
                         await batch.release()
@@ -250,10 +265,10 @@ class Stream(Generic[T]):
             if conn is not None:
                 await conn.close()
 
-    async def _fetch(self, after: BatchId | None, finishing: Batch[T] | None = None) -> Batch[T] | None:
-        """Wait for the next batch that has events; None once the stream is to stop."""
+    async def _fetch(self, after: BatchId | None, finishing: Batch[T] | None, leave: asyncio.Event) -> Batch[T] | None:
+        """Wait for the next batch that has events; None once there is nobody to wait for it."""
         delays = Backoff().delays()
-        while not self._stopping.is_set():
+        while not leave.is_set():
             try:
                 conn = await self._listening()
                 with translated():
@@ -261,7 +276,7 @@ class Stream(Generic[T]):
                 finishing = None
                 delays = Backoff().delays()
                 if batch is None:
-                    await self._wait(conn)
+                    await self._wait(conn, leave)
                 elif not batch.events:
                     await batch.finish()
                 else:
@@ -272,7 +287,9 @@ class Stream(Generic[T]):
                 log.warning("queue %s: %s; again in %.1f s", self._queue, error, delay)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(delay):
-                        await self._stopping.wait()
+                        await leave.wait()
+        if finishing is not None:
+            await finishing.finish()
         return None
 
     async def _listening(self) -> AsyncConnection:
@@ -292,16 +309,15 @@ class Stream(Generic[T]):
             self._reader = conn
         return self._reader
 
-    async def _wait(self, conn: AsyncConnection) -> None:
+    async def _wait(self, conn: AsyncConnection, leave: asyncio.Event) -> None:
         """Wait for a tick to be announced, or for the time to look anyway."""
-        stopping = asyncio.create_task(self._stopping.wait())
+        leaving = asyncio.create_task(leave.wait())
         listening = asyncio.create_task(_one_notification(conn, self._poll_s))
         try:
-            await asyncio.wait((stopping, listening), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((leaving, listening), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stopping.cancel()
-            if not listening.done():
-                listening.cancel()
+            leaving.cancel()
+            listening.cancel()
         with suppress(asyncio.CancelledError):
             with translated():
                 await listening
@@ -323,6 +339,12 @@ class Stream(Generic[T]):
                     log.debug("queue %s: %s", self._queue, error)
                 except (TransientError, psycopg.Error) as error:
                     log.warning("queue %s: lease of batch %s not renewed: %s", self._queue, batch.id, error)
+
+
+async def _outcome(task: asyncio.Task[T]) -> T:
+    """Wait for a task; being cancelled here does not cancel it."""
+    await asyncio.wait((task,))
+    return task.result()
 
 
 async def _one_notification(conn: AsyncConnection, timeout_s: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from datetime import timedelta
 
@@ -12,6 +12,14 @@ import pytest
 import cascade
 from cascade import errors
 from tests.fixtures.database import Database, eventually
+from tests.fixtures.proxy import TO_CLIENT, FaultProxy
+
+#: The stream of consumer c has found nothing to read.
+WAITING = """
+    select from pg_stat_activity
+     where application_name = 'cascade/c/read' and query like '%next_batch%' and state = 'idle'
+       and datname = current_database()
+"""
 
 
 @pytest.fixture
@@ -30,6 +38,24 @@ async def collect(stream: cascade.Stream[object], count: int) -> list[object]:
                 found += [event.payload for event in batch]
             if len(found) >= count:
                 break
+    return found
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition while the stream under test goes on."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def open_batches(db: Database) -> int:
+    """Return how many batches the consumer was given and has not finished."""
+    return int(db.value("select open_batches from cascade.consumers"))
+
+
+def workers(db: Database) -> list[str]:
+    """Return who holds a batch of the consumer; one that was given back is nobody's."""
+    found: list[str] = db.value("select workers from cascade.consumers")
     return found
 
 
@@ -94,6 +120,63 @@ async def test_leaving_early_gives_back_what_was_read_ahead(client: cascade.Clie
     first = await collect(queue.stream("c", max_ticks=1), 1)
     rest = await collect(queue.stream("c", max_ticks=1), 4)
     assert first + rest == list(range(5))
+
+
+async def test_a_batch_whose_reply_is_late_is_given_back_when_the_stream_is_left(ticking: Database) -> None:
+    ticking.rows("select cascade.subscribe('q', 'c')")
+    for number in range(3):
+        ticking.insert(number)
+        ticking.tick()
+    with FaultProxy.before(ticking.dsn) as proxy:
+        async with cascade.connect(proxy.dsn(ticking.dsn)) as client:
+            queue = client.queue("q")
+            async with asyncio.timeout(20), queue.stream("c", max_ticks=1) as stream:
+                async for batch in stream:
+                    # Replies stall at the moment at which the next batch is asked for.
+                    proxy.stall(TO_CLIENT)
+                    await until(lambda: open_batches(ticking) == 2)
+                    asyncio.get_running_loop().call_later(0.5, proxy.heal)
+                    assert batch.is_open
+                    break
+            assert workers(ticking) == []
+            assert await collect(queue.stream("c"), 3) == [0, 1, 2]
+
+
+async def test_a_stream_that_is_cancelled_gives_back_what_it_was_reading(ticking: Database) -> None:
+    ticking.rows("select cascade.subscribe('q', 'c')")
+    with FaultProxy.before(ticking.dsn) as proxy:
+        async with cascade.connect(proxy.dsn(ticking.dsn)) as client:
+            queue = client.queue("q")
+            reading = asyncio.create_task(collect(queue.stream("c"), 1))
+            await until(lambda: ticking.row(WAITING) is not None)
+            proxy.stall(TO_CLIENT)
+            ticking.insert("late")
+            ticking.tick()
+            await until(lambda: open_batches(ticking) == 1)
+            reading.cancel()
+            asyncio.get_running_loop().call_later(0.5, proxy.heal)
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            assert workers(ticking) == []
+            assert await collect(queue.stream("c"), 1) == ["late"]
+
+
+@pytest.mark.parametrize("prefetch", [True, False])
+async def test_a_stream_stopped_between_finishing_and_taking_the_next_finishes(
+    client: cascade.Client, ticking: Database, prefetch: bool
+) -> None:
+    await client.queue("q").publish(1)
+    stream = client.queue("q").stream("c", prefetch=prefetch)
+    async with asyncio.timeout(20), stream:
+        batches = aiter(stream)
+        await anext(batches)
+        # The batch is done: asking for the next one is what finishes it, and finds the stream stopped
+        # before its first statement.
+        asking = asyncio.create_task(anext(batches, None))
+        await asyncio.sleep(0)
+        stream.stop()
+        assert await asking is None
+    assert ticking.row("select lag_events, open_batches from cascade.consumers") == (0, 0)
 
 
 async def test_the_lease_of_a_long_handler_is_renewed(client: cascade.Client) -> None:
