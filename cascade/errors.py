@@ -6,23 +6,39 @@ CascadeError
 │   ├── NameRefusedError     a queue or consumer name cannot be used           QC001
 │   ├── OptionError          an unknown option, or a value out of range        QC002
 │   └── ArgumentError        an argument is null or makes no sense             QC003
-├── NotFoundError          no such queue, consumer, tick or batch
+├── NotFoundError          no such queue, consumer, tick, batch, node or member
 │   ├── QueueNotFoundError                                                     QC101
 │   ├── ConsumerNotFoundError                                                  QC102
 │   ├── TickNotFoundError                                                      QC103
-│   └── EventNotFoundError                                                     QC104
+│   ├── EventNotFoundError                                                     QC104
+│   ├── NodeNotFoundError    this database has no node in the set              QC105
+│   └── MemberNotFoundError  the set has no such member                        QC106
 ├── ConflictError          someone else did it, or has it
 │   ├── QueueExistsError                                                       QC201
 │   ├── QueueInUseError      it still has consumers                            QC202
 │   ├── BatchLostError       the batch is somebody else's, or no longer open   QC203
 │   ├── BatchFinishedError   finished before, and `once` was asked for         QC204
-│   └── ReservationError     the id was not reserved, or is used already       QC205
+│   ├── ReservationError     the id was not reserved, or is used already       QC205
+│   ├── NotRootError         only the root decides this                        QC206
+│   ├── NodeExistsError      the database is another node already              QC207
+│   ├── RoleError            a node of this role cannot do that                QC208
+│   └── MovedOnError         the node was changed meanwhile                    QC209
 ├── ForbiddenError         the role may not do this                            QC301
 ├── PayloadError           not JSON, or larger than the queue takes            QC302, QC303
 ├── FencedError            this term is over                                   QC401
 ├── ExpiredError           the events asked for were removed by rotation       QC402
 ├── UnsuitableError        not in this isolation level or transaction          QC501
 ├── SchemaError            the installed schema does not fit this code         QC601
+├── JoinError              a provider does not serve this node as it stands
+│   ├── DroppedError         it is no member: add it again                     QC701
+│   ├── DirtyError           it has events outside its last tick               QC702
+│   ├── TermConflictError    two terms exclude one another                     QC703
+│   ├── StaleError           the provider's term is over                       QC704
+│   ├── RewoundError         the root lost its tail                            QC705
+│   ├── DivergedError        they went different ways                          QC706
+│   ├── LeftBehindError      the events it needs are gone                      QC707
+│   ├── BehindError          the provider has to catch up first                QC708
+│   └── RejoinError          the provider changed: ask it again                QC709
 ├── TransientError         try again: a connection was lost, a lock not had
 ├── ServerError            an embedded server could not be started or reached
 └── CorruptionError        what only a bug or damaged storage could cause      QC901
@@ -124,6 +140,18 @@ class EventNotFoundError(NotFoundError):
     sqlstate = "QC104"
 
 
+class NodeNotFoundError(NotFoundError):
+    """This database has no node in the set."""
+
+    sqlstate = "QC105"
+
+
+class MemberNotFoundError(NotFoundError):
+    """The set has no such member."""
+
+    sqlstate = "QC106"
+
+
 class ConflictError(CascadeError):
     """Someone else did it first, or has it now."""
 
@@ -156,6 +184,30 @@ class ReservationError(ConflictError):
     """The id was not reserved for this queue, or has been used."""
 
     sqlstate = "QC205"
+
+
+class NotRootError(ConflictError):
+    """Only the root of the set decides this, and this database is not it."""
+
+    sqlstate = "QC206"
+
+
+class NodeExistsError(ConflictError):
+    """The database, or the name, is taken by another node of the set."""
+
+    sqlstate = "QC207"
+
+
+class RoleError(ConflictError):
+    """A node of this role cannot do that."""
+
+    sqlstate = "QC208"
+
+
+class MovedOnError(ConflictError):
+    """The node was switched, paused or dropped, or somebody else copied for it; nothing was done."""
+
+    sqlstate = "QC209"
 
 
 class ForbiddenError(CascadeError):
@@ -198,6 +250,64 @@ class SchemaError(CascadeError):
     """The installed schema is missing, or newer or older than this code."""
 
     sqlstate = "QC601"
+
+
+class JoinError(CascadeError):
+    """A provider does not serve this node as it stands; the node stops, and nothing was copied."""
+
+
+class DroppedError(JoinError):
+    """The node is no member of the set, or no longer one."""
+
+    sqlstate = "QC701"
+
+
+class DirtyError(JoinError):
+    """The node has events outside the snapshot of its last tick."""
+
+    sqlstate = "QC702"
+
+
+class TermConflictError(JoinError):
+    """Two terms have one number or one parent: an operator keeps one."""
+
+    sqlstate = "QC703"
+
+
+class StaleError(JoinError):
+    """The provider stands beyond the end of its term."""
+
+    sqlstate = "QC704"
+
+
+class RewoundError(JoinError):
+    """The root's database lost ticks that the node has."""
+
+    sqlstate = "QC705"
+
+
+class DivergedError(JoinError):
+    """The node and the provider went different ways."""
+
+    sqlstate = "QC706"
+
+
+class LeftBehindError(JoinError):
+    """The events that the node needs next are no longer held."""
+
+    sqlstate = "QC707"
+
+
+class BehindError(JoinError):
+    """The provider has not come as far as the node: wait."""
+
+    sqlstate = "QC708"
+
+
+class RejoinError(JoinError):
+    """The provider changed while it was read: joining again says how."""
+
+    sqlstate = "QC709"
 
 
 class TransientError(CascadeError):

@@ -38,13 +38,15 @@ begin
     foreach v_role in array array['cascade_admin', 'cascade_node'] loop
         if exists (select from pg_catalog.pg_roles as r where r.rolname = v_role) then
             execute format('grant usage on schema cascade, queue to %I', v_role);
+            -- Copying names partitions.  Operators may do everything anyway (docs/adr/0005).
+            execute format('grant usage on schema cascade_internal to %I', v_role);
             execute format('grant select on all tables in schema cascade to %I', v_role);
             if v_role = 'cascade_admin' then
                 execute format('grant execute on all functions in schema cascade to %I', v_role);
             else
                 execute format('grant execute on function cascade.tick(text), cascade.make_ticks(), cascade.rotate(text),'
-                               ' cascade.arm_ticker(), cascade.disarm_ticker(), cascade.version(), %s to %I',
-                               cascade_internal.consumer_functions(), v_role);
+                               ' cascade.arm_ticker(), cascade.disarm_ticker(), cascade.version(), %s, %s to %I',
+                               cascade_internal.consumer_functions(), cascade_internal.node_functions(), v_role);
             end if;
         end if;
     end loop;

@@ -22,7 +22,7 @@ begin
         comment on column cascade_internal.tick.high is 'First transaction not yet begun (the snapshot''s xmax), on the queue''s clock.';
         comment on column cascade_internal.tick."open" is 'Transactions between low and high that were open.';
         comment on column cascade_internal.tick.event_seq is 'Highest event id handed out, read after the snapshot.';
-        comment on column cascade_internal.tick.total is 'Events in all batches up to this tick: the difference of two ticks counts the events between them.';
+        comment on column cascade_internal.tick.total is 'Events in all batches up to this tick, control events aside: the difference of two ticks counts the events between them.';
         comment on column cascade_internal.tick.chain is 'Hash over the previous chain, the term, this tick and a random value: equal chains prove equal paths.';
         comment on column cascade_internal.tick.gen is 'Generation that received events when the tick was made; local to this database.';
         comment on column cascade_internal.tick.gen_low is 'Oldest generation that may still hold events of later batches; local to this database.';

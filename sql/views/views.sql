@@ -13,3 +13,21 @@ comment on view cascade.consumers is 'Where every consumer stands and how far it
 create or replace view cascade.rotation as
 select r.* from cascade_internal.list_rotation() as r;
 comment on view cascade.rotation is 'Which generation each queue writes to, what is still held, and what keeps it.';
+
+create or replace view cascade.nodes as
+select n.* from cascade_internal.list_nodes() as n;
+comment on view cascade.nodes is 'This database''s node in each set: its role, where it stands, and what its provider said.';
+
+create or replace view cascade.members as
+select m.* from cascade_internal.list_members() as m;
+comment on view cascade.members is 'The members of each set, and how far each was heard to have come; the root hears of all.';
+
+create or replace view cascade.locations as
+select m."set", m.node, m.role, m.location->>'database' as database, m.location->>'dsn' as dsn
+  from cascade_internal.list_members() as m
+ where m.state = 'live';
+comment on view cascade.locations is 'Where every live member is; no passwords are kept here.';
+
+create or replace view cascade.terms as
+select t.* from cascade_internal.list_terms() as t;
+comment on view cascade.terms is 'The reigns of each set''s roots.';

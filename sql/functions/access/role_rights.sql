@@ -27,6 +27,37 @@ as $$
 $$;
 comment on function cascade_internal.consumer_functions() is 'The functions granted to consumers.';
 
+-- What daemons ask of one another's databases, and of their own.
+create or replace function cascade_internal.node_functions()
+returns text
+language sql immutable set search_path = pg_catalog, pg_temp
+as $$
+    select 'cascade.describe_node(text),'
+           'cascade.node_generation(text),'
+           'cascade.join_provider(text, jsonb),'
+           'cascade.note_answer(text, bigint, text, text, jsonb),'
+           'cascade.raise_generation(text, bigint),'
+           'cascade.register_subscriber(text, text, bigint, text),'
+           'cascade.next_copy(text, text, bigint, bigint, bytea, integer, bigint),'
+           'cascade.check_copy(text, text, bigint, bigint, bytea, bigint),'
+           'cascade.begin_copy(text, text, bigint, bigint),'
+           'cascade.finish_copy(text, jsonb),'
+           'cascade.finish_leaf_copy(text, jsonb, jsonb),'
+           'cascade.tell(text, text, jsonb),'
+           'cascade.report(text),'
+           'cascade.advance_watermark(text),'
+           'cascade.forget_subscriber(text, text),'
+           'cascade.add_member(text, text, text, jsonb, boolean),'
+           'cascade.create_node(text, text, text, text, jsonb, jsonb, bigint),'
+           'cascade.readmit_node(text, jsonb, bigint),'
+           'cascade.set_provider(text, text, bigint, boolean),'
+           'cascade.pause_node(text),'
+           'cascade.resume_node(text),'
+           'cascade.note_error(text, text),'
+           'cascade.set_processing(text, boolean)'
+$$;
+comment on function cascade_internal.node_functions() is 'The functions granted to node daemons.';
+
 create or replace function cascade_internal.check_role(role text)
 returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp

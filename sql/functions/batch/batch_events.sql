@@ -29,7 +29,8 @@ begin
             v_prev := v_tick;
         elsif v_prev.tick_id is not null then
             v_query := cascade_internal.batch_arms(v_found.queue, v_prev, v_tick,
-                'e.id, e."time", e.txid, e.type, e.key, e.payload, e.headers, e.origin, e.origin_id, 1 as attempt');
+                'e.id, e."time", e.txid, e.type, e.key, e.payload, e.headers, e.origin, e.origin_id, 1 as attempt',
+                'e.origin is distinct from ''.cascade''');
         end if;
     end loop;
     v_query := concat_ws(' union all ', nullif(v_query, ''),

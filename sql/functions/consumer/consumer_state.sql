@@ -1,7 +1,7 @@
 -- Where every consumer of a queue stands, with its tick.
 create or replace function cascade_internal.consumer_state(queue cascade_internal.queue)
 returns table (consumer text, subscription_id integer, tick_id bigint, "time" timestamptz, total bigint, gen_low bigint,
-               head bigint, open_batches cascade_internal.open_batch[], at timestamptz)
+               head bigint, open_batches cascade_internal.open_batch[], at timestamptz, is_movable boolean)
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -25,6 +25,7 @@ begin
         consumer_state.head := v_position.head;
         consumer_state.open_batches := v_position.open_batches;
         consumer_state.at := v_position.at;
+        consumer_state.is_movable := v_subscription.is_movable;
         return next;
     end loop;
 end

@@ -81,7 +81,13 @@ begin
     for v_slot in 0 .. v_slots - 1 loop
         execute format('create table cascade_internal.event_%s_%s partition of queue.%I for values in (%2$L)'
                        ' with (autovacuum_enabled = false, toast.autovacuum_enabled = false)', v_id, v_slot, v_name);
+        -- Whoever writes to a partition by name, as copying does, need not know its slot.
+        execute format('alter table only cascade_internal.event_%s_%s alter column slot set default %2$L', v_id, v_slot);
         execute format('create index event_%s_%s_txid_idx on cascade_internal.event_%1$s_%2$s (txid)', v_id, v_slot);
+        if (create_tables.queue).is_copy then
+            execute format('create index event_%s_%s_control_idx on cascade_internal.event_%1$s_%2$s (txid)'
+                           ' where origin = ''.cascade''', v_id, v_slot);
+        end if;
         execute format('create table cascade_internal.tick_%s_%s of cascade_internal.tick'
                        ' (constraint tick_%1$s_%2$s_pkey primary key (tick_id))'
                        ' with (autovacuum_enabled = false, toast.autovacuum_enabled = false)', v_id, v_slot);

@@ -1,5 +1,5 @@
 -- cascade.drop_queue(queue, force) removes a queue with its events, ticks and positions.
--- While it has consumers it is refused (QC202) unless forced.
+-- While it has consumers, or other members of its set live, it is refused (QC202) unless forced.
 create or replace function cascade.drop_queue(queue text, force boolean default false)
 returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -17,6 +17,7 @@ begin
       from cascade_internal.subscription as s
      where s.queue_id = v_queue.queue_id
        and s.consumer not like '.%';
+    perform cascade_internal.check_droppable(v_queue, coalesce(drop_queue.force, false));
     if v_consumers is not null and not coalesce(drop_queue.force, false) then
         raise exception 'queue "%" has consumers: %', drop_queue.queue, v_consumers
             using errcode = 'QC202', hint = 'Unsubscribe them, or pass force => true to drop the queue and their positions.';

@@ -18,8 +18,10 @@ begin
     end if;
     v_newest := cascade_internal.newest_tick(v_id, (rotation_blocker.queue).slots);
     if v_newest.gen_low <= rotation_blocker.gen then
+        -- A copy holds whole batches: no transaction but the provider's next tick is waited for.
         select t.* into v_held
-          from cascade_internal.oldest_transaction(v_since - (rotation_blocker.queue).clock_offset) as t;
+          from cascade_internal.oldest_transaction(v_since - (rotation_blocker.queue).clock_offset) as t
+         where not (rotation_blocker.queue).is_copy;
         if v_held.xid is null then
             rotation_blocker.kind := 'tick';
             rotation_blocker.detail := format('the next tick; the last was tick %s', v_newest.tick_id);
@@ -44,6 +46,18 @@ begin
         rotation_blocker.blocker := v_held.consumer;
         rotation_blocker.detail := format('%s stands at tick %s', case v_held.consumer
             when '.global_watermark' then 'the global watermark' else 'consumer ' || quote_ident(v_held.consumer) end, v_held.tick_id);
+        return;
+    end if;
+    select t.node, t.tick_id, t.heard_at into v_held
+      from cascade_internal.direct_subscribers(rotation_blocker.queue) as t
+     where t.gen_low is null or t.gen_low <= rotation_blocker.gen
+     order by t.tick_id
+     limit 1;
+    if v_held.node is not null then
+        rotation_blocker.kind := 'subscriber';
+        rotation_blocker.blocker := v_held.node;
+        rotation_blocker.age := clock_timestamp() - v_held.heard_at;
+        rotation_blocker.detail := format('node %s copies from here and stands at tick %s', quote_ident(v_held.node), v_held.tick_id);
     end if;
 end
 $$;

@@ -119,7 +119,12 @@ begin
     if v_current - v_oldest.gen + 1 < (rotate_step.queue).slots
        and (rotate_step.wanted or clock_timestamp() - v_newest.switched_at >= (rotate_step.queue).rotation_period) then
         -- Not "for update": that would wait for, and hold up, whoever refers to the row by a key.
-        perform from cascade_internal.queue as q where q.queue_id = v_id for no key update skip locked;
+        -- A copier that catches up holds the row most of the time: rotation queues up behind it.
+        if (rotate_step.queue).is_copy then
+            perform from cascade_internal.queue as q where q.queue_id = v_id for no key update;
+        else
+            perform from cascade_internal.queue as q where q.queue_id = v_id for no key update skip locked;
+        end if;
         if not found then
             rotate_step.action := 'waiting';
             rotate_step.gen := v_current;

@@ -16,7 +16,7 @@ begin
     end if;
     for v_queue in
         select q.* from cascade_internal.queue as q
-         where not cascade_internal.is_armed(q.queue_id, q.slots)
+         where not q.is_copy and not cascade_internal.is_armed(q.queue_id, q.slots)
          order by q.queue_id
            for no key update skip locked
     loop

@@ -18,10 +18,14 @@ declare
     v_tick  cascade_internal.tick;
     v_own   constant bigint := txid_current();
     v_count bigint := 0;
+    v_shown bigint := 0;
 begin
     -- A tick that anyone can see survives a crash, with every event in it.
     perform cascade_internal.commit_durably();
     select q.* into strict v_queue from cascade_internal.queue as q where q.queue_id = cut.queue_id;
+    if v_queue.is_copy then
+        perform cascade_internal.raise_is_copy(v_queue, 'makes no ticks');
+    end if;
     v_last := cascade_internal.newest_tick(cut.queue_id, v_queue.slots);
     perform cascade_internal.mend_first(cut.queue_id);
     if v_last.tick_id is null and cascade_internal.current_gen(cut.queue_id, v_queue.slots) > 0 then
@@ -48,16 +52,17 @@ begin
                         where s.queue_id = g.queue_id and s.gen = g.gen + 1 and s.since < v_tick.low);
 
     if v_last.tick_id is not null then
-        execute format('select count(*) from (%s) as e', cascade_internal.batch_arms(v_queue, v_last, v_tick, '1'))
-           into v_count;
+        execute format('select count(*), count(*) filter (where e.origin is distinct from ''.cascade'') from (%s) as e',
+                       cascade_internal.batch_arms(v_queue, v_last, v_tick, 'e.origin'))
+           into v_count, v_shown;
         if v_count = 0 and cut.skip_empty then
             return null;
         end if;
     end if;
-    v_tick.tick_id := coalesce(v_last.tick_id, v_queue.term * 1000000000000) + 1;
+    v_tick.tick_id := greatest(v_last.tick_id, v_queue.term * 1000000000000) + 1;
     v_tick.prev_tick := v_last.tick_id;
     v_tick."time" := clock_timestamp();
-    v_tick.total := coalesce(v_last.total, 0) + v_count;
+    v_tick.total := coalesce(v_last.total, 0) + v_shown;
     v_tick.term_uid := v_queue.term_uid;
     v_tick.chain := sha256(convert_to(concat_ws('/', encode(v_last.chain, 'hex'), v_tick.term_uid, v_tick.tick_id,
         v_tick.prev_tick, extract(epoch from v_tick."time"), v_tick.low, v_tick.high, v_tick."open"::text,

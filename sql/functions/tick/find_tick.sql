@@ -37,7 +37,7 @@ declare
 begin
     for v_gen in reverse cascade_internal.current_gen(find_tick.queue_id, find_tick.slots)
                  .. cascade_internal.oldest_gen(find_tick.queue_id) loop
-        execute format('select t.* from cascade_internal.tick_%s_%s as t where t.tick_id = %s',
+        execute format('select t.* from cascade_internal.tick_%s_%s as t where t.tick_id = %L',
                        find_tick.queue_id, v_gen % find_tick.slots, find_tick.tick_id)
            into v_tick;
         exit when v_tick.tick_id is not null;
@@ -88,7 +88,7 @@ begin
             using errcode = 'QC003', hint = 'Pass now, earliest, a tick id or a timestamp.';
     elsif resolve_tick.at = 'now' then
         v_tick := cascade_internal.newest_tick((resolve_tick.queue).queue_id, (resolve_tick.queue).slots);
-        if cascade_internal.has_pending(resolve_tick.queue, v_tick) then
+        if not (resolve_tick.queue).is_copy and cascade_internal.has_pending(resolve_tick.queue, v_tick) then
             perform cascade_internal.check_read_committed('subscribing at "now"');
             perform from cascade_internal.queue as q where q.queue_id = (resolve_tick.queue).queue_id for no key update;
             v_tick := coalesce(cascade_internal.cut((resolve_tick.queue).queue_id, true),

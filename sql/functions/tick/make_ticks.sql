@@ -13,7 +13,7 @@ declare
     v_age   interval;
 begin
     perform cascade_internal.check_read_committed('a tick');
-    for v_queue in select q.* from cascade_internal.queue as q order by q.queue_id loop
+    for v_queue in select q.* from cascade_internal.queue as q where not q.is_copy order by q.queue_id loop
         v_last := cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots);
         v_age := clock_timestamp() - v_last."time";
         -- A tick from the future means that the clock of this machine was set back.
