@@ -1,7 +1,8 @@
 """The daemon: serves one database, and decides what an error means.
 
 It starts the services in one TaskGroup.  A service that loses its database is started again
-after a growing wait, for ever; any other error ends the process, since it would come again.
+after a growing wait, for ever.  An error that would come again ends the process, unless it is one
+set's alone: then that set waits and the others go on.
 """
 
 from __future__ import annotations
@@ -10,14 +11,19 @@ import asyncio
 import logging
 import signal
 from dataclasses import dataclass
-
-import psycopg
+from pathlib import Path
 
 from cascade.db import connect_sync
 from cascade.errors import CascadeError, SchemaError, TransientError
-from cascade.node.health import Health, ServiceHealth
+from cascade.node import systemd
+from cascade.node.enroll import dsn_of
+from cascade.node.file import TopologyFile
+from cascade.node.health import Health, Report
+from cascade.node.home import Home
+from cascade.node.member import MemberRunner
 from cascade.node.rotator import Rotator
 from cascade.node.service import Service, pause
+from cascade.node.supervise import supervise
 from cascade.node.ticker import Ticker
 from cascade.retry import Backoff
 from cascade.sql import migrate
@@ -27,9 +33,11 @@ log = logging.getLogger("cascade.node")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonSettings:
-    """What the daemon is told."""
+    """What the daemon is told: a database by its DSN, or by its name in a topology file."""
 
-    dsn: str
+    dsn: str | None = None
+    topology: Path | None = None
+    database: str | None = None
     health: tuple[str, int] | None = None
     install: bool = True
     rotate_every_s: float = 5.0
@@ -38,35 +46,116 @@ class DaemonSettings:
 
 async def run(settings: DaemonSettings, stop: asyncio.Event | None = None) -> int:
     """Serve the database until SIGTERM or SIGINT, and return the exit code."""
-    stop = stop or asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    return await Daemon(settings, stop or asyncio.Event()).run()
+
+
+class Daemon:
+    """One process, one database, every set it has a node in."""
+
+    def __init__(self, settings: DaemonSettings, stop: asyncio.Event) -> None:
+        self.settings, self.stop = settings, stop
+        self.report = Report()
+        self.file: TopologyFile | None = None
+        if settings.topology is not None:
+            assert settings.database is not None, "the command line asks for both"
+            self.file = TopologyFile(settings.topology)
+            self.file.topology.nodes_at(settings.database)
+            self.dsn = dsn_of(self.file.topology, settings.database)
+        else:
+            assert settings.dsn is not None, "the command line asks for one of them"
+            self.dsn = settings.dsn
+        self._members: dict[str, tuple[MemberRunner, asyncio.Event]] = {}
+
+    async def run(self) -> int:
+        """Serve until told to stop, and return the exit code."""
+        self._take_signals()
+        failed = False
         try:
-            loop.add_signal_handler(number, stop.set)
-        except (NotImplementedError, RuntimeError, ValueError):
-            break  # Not the main thread: whoever runs us there sets `stop`.
-    services: list[Service] = [Ticker(settings.dsn), Rotator(settings.dsn, interval_s=settings.rotate_every_s)]
-    states = {service.name: ServiceHealth(service) for service in services}
-    failed = False
-    try:
-        async with asyncio.TaskGroup() as group:
-            if settings.health is not None:
-                group.create_task(Health(settings.health, states).run(stop), name="health")
-            if settings.install and not await _install(settings.dsn, states, stop):
-                return 0
-            log.info("serving %d services", len(services))
-            tasks = [
-                group.create_task(_supervise(service, states[service.name], stop), name=service.name)
-                for service in services
-            ]
-            await stop.wait()
-            await _end(tasks, settings.stop_within_s)
-    except* CascadeError as errors:
-        failed = True
-        for error in errors.exceptions:
-            log.error("%s", error)
-    log.info("stopped")
-    return int(failed)
+            async with asyncio.TaskGroup() as group:
+                await self._serve(group)
+        except* CascadeError as errors:
+            failed = True
+            for error in errors.exceptions:
+                log.error("%s", error)
+        log.info("stopped")
+        return int(failed)
+
+    def _take_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        wanted = {signal.SIGTERM: self.stop.set, signal.SIGINT: self.stop.set}
+        if self.file is not None:
+            wanted[signal.SIGHUP] = self.file.reload
+        for number, act in wanted.items():
+            try:
+                loop.add_signal_handler(number, act)
+            except (NotImplementedError, RuntimeError, ValueError):
+                break  # Not the main thread: whoever runs us there sets `stop`.
+
+    async def _serve(self, group: asyncio.TaskGroup) -> None:
+        services: list[Service] = [Ticker(self.dsn), Rotator(self.dsn, interval_s=self.settings.rotate_every_s)]
+        states = [self.report.add(service) for service in services]
+        if self.settings.health is not None:
+            group.create_task(Health(self.settings.health, self.report).run(self.stop), name="health")
+        group.create_task(systemd.keep_alive(self.stop), name="watchdog")
+        if self.settings.install and not await self._install():
+            return
+        tasks = [
+            group.create_task(supervise(service, state, self.stop), name=service.name)
+            for service, state in zip(services, states, strict=True)
+        ]
+        if self.file is not None:
+            tasks.append(group.create_task(self._follow_file(self.file, group, tasks), name="file"))
+        log.info("serving %s", self.settings.database or "a database")
+        systemd.notify("READY=1")
+        await self.stop.wait()
+        systemd.notify("STOPPING=1")
+        await _end(tasks, self.settings.stop_within_s)
+
+    async def _follow_file(self, file: TopologyFile, group: asyncio.TaskGroup, tasks: list[asyncio.Task[None]]) -> None:
+        """Serve the nodes that the file gives this database, as it is now and as it changes."""
+        assert self.settings.database is not None
+        while not self.stop.is_set():
+            wanted = {node.set: node for node in file.topology.nodes_at(self.settings.database)}
+            for name, (runner, ended) in list(self._members.items()):
+                if name not in wanted:
+                    log.warning("set %s is no longer in the file: its node here is not served", name)
+                    ended.set()
+                    self.report.services.pop(runner.name, None)
+                    del self._members[name]
+            for name, node in wanted.items():
+                if name in self._members:
+                    self._members[name][0].change(node)
+                    continue
+                runner = MemberRunner(Home(set=name, dsn=self.dsn, topology=file.get), node, self.report)
+                ended = asyncio.Event()
+                self._members[name] = (runner, ended)
+                work = supervise(runner, self.report.add(runner), ended, is_lenient=True)
+                tasks.append(group.create_task(work, name=runner.name))
+            while not self.stop.is_set() and not await file.changed():
+                self._note_problem(file)
+            self._note_problem(file)
+        for _, ended in self._members.values():
+            ended.set()
+
+    def _note_problem(self, file: TopologyFile) -> None:
+        self.report.problems.pop("topology", None)
+        if file.problem is not None:
+            self.report.problems["topology"] = file.problem
+
+    async def _install(self) -> bool:
+        """Install or upgrade the schema, waiting for the database if need be; False when stopped."""
+        delays = Backoff().delays()
+        while not self.stop.is_set():
+            try:
+                await asyncio.to_thread(_install_now, self.dsn)
+                return True
+            except TransientError as error:
+                delay = next(delays)
+                log.warning("database: %s; again in %.1f s", error, delay)
+                for state in self.report.services.values():
+                    state.error = str(error)
+                await pause(self.stop, delay)
+        return False
 
 
 async def _end(tasks: list[asyncio.Task[None]], within_s: float) -> None:
@@ -75,22 +164,6 @@ async def _end(tasks: list[asyncio.Task[None]], within_s: float) -> None:
     for task in late:
         log.warning("service %s did not stop in %.0f s", task.get_name(), within_s)
         task.cancel()
-
-
-async def _install(dsn: str, states: dict[str, ServiceHealth], stop: asyncio.Event) -> bool:
-    """Install or upgrade the schema, waiting for the database if need be; False when stopped."""
-    delays = Backoff().delays()
-    while not stop.is_set():
-        try:
-            await asyncio.to_thread(_install_now, dsn)
-            return True
-        except TransientError as error:
-            delay = next(delays)
-            log.warning("database: %s; again in %.1f s", error, delay)
-            for state in states.values():
-                state.error = str(error)
-            await pause(stop, delay)
-    return False
 
 
 def _install_now(dsn: str) -> None:
@@ -105,20 +178,3 @@ def _install_now(dsn: str) -> None:
             )
         log.info("installing schema version %d", found.wanted)
         migrate.install(conn)
-
-
-async def _supervise(service: Service, state: ServiceHealth, stop: asyncio.Event) -> None:
-    """Run a service, again and again while its database comes and goes."""
-    delays = Backoff().delays()
-    while not stop.is_set():
-        started = asyncio.get_running_loop().time()
-        try:
-            await service.run(stop)
-        except (TransientError, psycopg.OperationalError, TimeoutError, OSError) as error:
-            if asyncio.get_running_loop().time() - started > 30:
-                delays = Backoff().delays()
-            delay = next(delays)
-            service.turned_at, state.error = None, str(error)
-            state.restarts += 1
-            log.warning("service %s: %s; again in %.1f s", service.name, error, delay)
-            await pause(stop, delay)

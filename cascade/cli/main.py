@@ -27,8 +27,11 @@ COMMANDS = {
     "consumer": "Where consumers stand, and moving them.",
     "demo": "Watch a queue at work, and see that nothing is lost or doubled.",
     "dev": "PostgreSQL servers on this machine, for development and for the demo.",
-    "node": "The daemon that makes ticks and rotates queues.",
+    "node": "The daemon, and what an operator does to one node of a set.",
     "queue": "Make queues, look at them, publish and read.",
+    "set": "Queues that several databases carry.",
+    "status": "Show every set as a tree: roles, lag, rates, and what is wrong.",
+    "wait": "Wait until a node has come to a tick; exit 1 when it does not in time.",
     "schema": "Install Cascade in a database, upgrade it, remove it.",
     "topology": "Check and draw the file that says which database copies from which.",
 }

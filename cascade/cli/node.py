@@ -12,12 +12,13 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import click
 
-from cascade.cli import DSN_OPTION
-from cascade.errors import ServerError
+from cascade.cli.member import COMMANDS
+from cascade.errors import ConfigError, ServerError
 
 #: What every record has; whatever else one carries was passed as `extra`.
 USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
@@ -25,11 +26,17 @@ USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 @click.group()
 def node() -> None:
-    """The daemon that makes ticks and rotates queues.
+    """The daemon, and what an operator does to one node of a set.
 
     \b
-    cascade node run --dsn service=shop
+    cascade node run --topology orders.yaml --database ams1
+    cascade node switch orders s4 --provider s2 -f orders.yaml
+    cascade node pause orders s4 -f orders.yaml
     """
+
+
+for _command in COMMANDS:
+    node.add_command(_command)
 
 
 class Address(click.ParamType[tuple[str, int]]):
@@ -46,7 +53,15 @@ class Address(click.ParamType[tuple[str, int]]):
 
 
 @node.command()
-@DSN_OPTION
+@click.option(
+    "--dsn",
+    metavar="DSN",
+    envvar="CASCADE_DSN",
+    show_envvar=True,
+    help="A database that stands alone: its queues are ticked and rotated.",
+)
+@click.option("--topology", "-f", type=click.Path(dir_okay=False, path_type=Path), help="The topology file.")
+@click.option("--database", "-d", metavar="NAME", help="Which database of the file to serve.")
 @click.option(
     "--log-format", type=click.Choice(["human", "json"]), default="human", show_default=True, help="Lines on stderr."
 )
@@ -61,15 +76,26 @@ class Address(click.ParamType[tuple[str, int]]):
 @click.option("--install/--no-install", default=True, show_default=True, help="Install or upgrade the schema first.")
 @click.option("--until-eof", is_flag=True, hidden=True, help="Stop when stdin ends, as when a parent has died.")
 def run(
-    dsn: str, log_format: str, log_level: str, health: tuple[str, int] | None, install: bool, until_eof: bool
+    dsn: str | None,
+    topology: Path | None,
+    database: str | None,
+    log_format: str,
+    log_level: str,
+    health: tuple[str, int] | None,
+    install: bool,
+    until_eof: bool,
 ) -> int:
-    """Serve one database until SIGTERM or Ctrl-C: make ticks, rotate queues.
+    """Serve one database until SIGTERM or Ctrl-C.
+
+    With a topology file: every set that gives this database a node.  Branches and leaves are made when
+    they do not exist yet, their queues copied, watermarks sent; a root is made by `cascade set create`.
+    The file is read again when it changes, or on SIGHUP.  With --dsn alone: ticks and rotation.
 
     Several may run for one database; they do no harm to one another.
 
     \b
-    cascade node run --dsn service=shop
-    cascade node run --dsn service=shop --log-format json --health 0.0.0.0:8080
+    cascade node run --topology orders.yaml --database ams1 --health 8080
+    cascade node run --dsn service=shop --log-format json
     """
     from cascade.node.daemon import DaemonSettings
     from cascade.node.daemon import run as serve
@@ -77,7 +103,19 @@ def run(
     set_up_logging(log_format, log_level)
     if until_eof:
         stop_at_eof()
-    settings = DaemonSettings(dsn=dsn, health=health, install=install)
+    if topology is None and dsn is None:
+        raise ConfigError(
+            "no database was named",
+            hint="Pass --topology FILE and --database NAME, or --dsn; CASCADE_DSN serves for the latter.",
+        )
+    if (topology is None) != (database is None):
+        raise ConfigError(
+            "--topology and --database go together",
+            hint="The file says which databases there are, the name which of them is served.",
+        )
+    settings = DaemonSettings(
+        dsn=dsn if topology is None else None, topology=topology, database=database, health=health, install=install
+    )
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(serve(settings))
 

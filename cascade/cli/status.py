@@ -1,0 +1,184 @@
+"""cascade status and cascade wait: the tree with what is known of every node, and waiting for one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cascade.cli import JSON_OPTION
+from cascade.cli import output as out
+from cascade.errors import CascadeError, NodeNotFoundError
+from cascade.topology import Set, Topology, load
+from cascade.topology.render import tree
+
+if TYPE_CHECKING:
+    from cascade.node.observe import NodeStatus
+
+FILE_OPTION = click.option(
+    "--topology",
+    "-f",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="CASCADE_TOPOLOGY",
+    show_envvar=True,
+    required=True,
+    help="The topology file.",
+)
+
+
+@click.command()
+@FILE_OPTION
+@click.option("--watch", is_flag=True, help="Look again every second, until Ctrl-C.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0.1),
+    default=5.0,
+    show_default=True,
+    help="Seconds to wait for a database.",
+)
+@JSON_OPTION
+def status(path: Path, watch: bool, timeout_s: float, as_json: bool) -> int:
+    """Show every set as a tree: roles, lag, rates, and what is wrong.
+
+    Each line has the tick, the lag from the root and per hop, events per second, bytes, notes.  A node that does not answer is shown as it was last heard of, with the age of that.  Exit code: 0
+    healthy, 1 warning, 2 critical.
+
+    \b
+    cascade status -f orders.yaml
+    cascade status -f orders.yaml --watch
+    cascade status -f orders.yaml --json | jq '.sets[].nodes[] | select(.level != "healthy")'
+    """
+    topology = load(path)
+    if not watch:
+        return show_status(topology, look(topology, timeout_s), as_json=as_json)
+    level = 0
+    try:
+        while True:
+            found = look(topology, timeout_s)
+            if not as_json:
+                click.clear()
+            level = show_status(topology, found, as_json=as_json)
+            time.sleep(1.0)
+            topology = load(path)
+    except KeyboardInterrupt:
+        return level
+
+
+def look(topology: Topology, timeout_s: float) -> list[NodeStatus]:
+    """Ask every database and return what is known of every node."""
+    from cascade.node.observe import assess, observe
+
+    return assess(topology, asyncio.run(observe(topology, timeout_s=timeout_s)))
+
+
+def show_status(topology: Topology, found: Sequence[NodeStatus], *, as_json: bool) -> int:
+    """Print the trees, and return the worst level."""
+    from cascade.node.observe import LEVELS
+
+    worst = max((node.level for node in found), default=0)
+    if as_json:
+        sets = [{"set": name, "nodes": [as_row(node) for node in found if node.set == name]} for name in topology.sets]
+        out.echo_json({"level": LEVELS[worst], "sets": sets})
+        return worst
+    for name, wanted in topology.sets.items():
+        click.echo(draw(wanted, [node for node in found if node.set == name]))
+        click.echo()
+    click.echo(LEVELS[worst])
+    return worst
+
+
+def as_row(node: NodeStatus) -> dict[str, Any]:
+    """Return a node as the contract of --json has it."""
+    from cascade.node.observe import LEVELS
+
+    row = asdict(node)
+    return {
+        **out.plain(row),
+        "tick_id": None if node.tick_id is None else str(node.tick_id),
+        "watermark": None if node.watermark is None else str(node.watermark),
+        "level": LEVELS[node.level],
+    }
+
+
+def draw(wanted: Set, found: Sequence[NodeStatus]) -> str:
+    """Draw a set as it is: under the providers that its nodes really have."""
+    by_name = {node.node: node for node in found}
+    nodes = {
+        name: replace(node, provider=by_name[name].provider or node.provider, handler=None)
+        if node.provider is not None
+        else node
+        for name, node in wanted.nodes.items()
+    }
+    notes = {name: describe(by_name[name]) for name in nodes}
+    return tree(replace(wanted, nodes=nodes), notes)
+
+
+def describe(node: NodeStatus) -> list[str]:
+    """Return the columns of one node."""
+    mark = ("✓", "!", "✗")[node.level]
+    if node.tick_id is None:
+        return [f"{mark} {node.state}", "", "", "", "", *node.notes]
+    if node.role == "root":
+        behind = ""
+    elif node.lag_ticks is None:
+        behind = "lag unknown"
+    elif node.lag_ticks == 0:
+        behind = "no lag"
+    else:
+        hop = (
+            ""
+            if node.hop_ticks is None or node.hop_ticks == node.lag_ticks
+            else f", {node.hop_ticks} from {node.provider}"
+        )
+        behind = f"{out.human_seconds(node.lag_seconds or 0)} behind ({node.lag_ticks} ticks{hop})"
+    rate = "" if node.events_per_second is None else f"{node.events_per_second:g}/s"
+    size = "" if node.bytes is None else out.human_bytes(node.bytes)
+    return [f"{mark} {node.state}", f"tick {node.tick_id}", behind, rate, size, "; ".join(node.notes)]
+
+
+@click.command()
+@FILE_OPTION
+@click.option("--set", "set_name", required=True, help="The set.")
+@click.option("--node", "node_name", required=True, help="The node to wait for.")
+@click.option("--tick", type=click.IntRange(0), help="The tick it must have; without it, the root's newest now.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds.")
+def wait(path: Path, set_name: str, node_name: str, tick: int | None, timeout_s: float) -> int:
+    """Wait until a node has come to a tick; exit 1 when it does not in time.
+
+    \b
+    cascade wait -f orders.yaml --set orders --node s4
+    cascade wait -f orders.yaml --set orders --node s4 --tick 1234 --timeout 10
+    """
+    from cascade.node.enroll import dsn_of
+    from cascade.sync import connect
+
+    topology = load(path)
+    node = topology.find(set_name, node_name)
+    query = "select tick_id from cascade.nodes where set = %s"
+    deadline = time.monotonic() + timeout_s
+    if tick is None:
+        with connect(dsn_of(topology, topology.sets[set_name].root.database)) as client:
+            tick = _tick(client.call(query, set_name), set_name, topology.sets[set_name].root.name)
+    with connect(dsn_of(topology, node.database)) as client:
+        while (found := _tick(client.call(query, set_name), set_name, node_name)) < tick:
+            if time.monotonic() > deadline:
+                raise CascadeError(
+                    f"set {set_name}: node {node_name} stands at tick {found}, not at {tick}, after {timeout_s:g} s",
+                    hint="cascade status shows what it waits for.",
+                )
+            time.sleep(0.02)
+    click.echo(f"node {node_name} has tick {tick}")
+    return 0
+
+
+def _tick(found: object, set_name: str, node: str) -> int:
+    if found is None:
+        raise NodeNotFoundError(f"set {set_name}: node {node} does not exist yet", hint="Is its daemon running?")
+    return int(str(found))

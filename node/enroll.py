@@ -1,0 +1,139 @@
+"""Enrolment: how a database becomes a branch or leaf, and how a node changes its provider.
+
+Adding goes in a safe order: the member row at the root first, so that everybody keeps what the new node will
+need; then a place at the provider; then the node itself.  Each step may be repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, LiteralString
+
+from psycopg.types.json import Jsonb
+
+from cascade.db import AsyncConnection, connect, translated
+from cascade.errors import CascadeError, NodeNotFoundError, TransientError
+from cascade.node.home import Home, join_error
+from cascade.topology import Node, Topology, expand
+
+log = logging.getLogger("cascade.node.enroll")
+
+ADD: LiteralString = "select cascade.add_member(%s, %s, %s, %s, %s)"
+TICK: LiteralString = "select cascade.tick(%s)"
+REGISTER: LiteralString = "select cascade.register_subscriber(%s, %s, %s, %s)"
+CREATE: LiteralString = "select cascade.create_node(%s, %s, %s, %s, %s, %s, %s)"
+READMIT: LiteralString = "select cascade.readmit_node(%s, %s, %s)"
+OWN: LiteralString = "select node, role, provider, generation, state, file_provider from cascade.nodes where set = %s"
+SET_PROVIDER: LiteralString = "select cascade.set_provider(%s, %s, %s, %s)"
+FORGET: LiteralString = "select cascade.forget_subscriber(%s, %s)"
+JOIN: LiteralString = "select cascade.join_provider(%s, %s)"
+
+
+def dsn_of(topology: Topology, database: str) -> str:
+    """Return how to reach a database of the file, its variables replaced."""
+    return expand(topology.databases[database].dsn, os.environ)
+
+
+def location_of(topology: Topology, node: Node) -> Jsonb:
+    """Return what the others are told of where a node is; variables stay as they are written."""
+    return Jsonb({"database": node.database, "dsn": topology.databases[node.database].dsn})
+
+
+async def own_node(conn: AsyncConnection, set_name: str) -> dict[str, Any] | None:
+    """Return this database's node in a set, if it has one."""
+    with translated():
+        row: Any = await (await conn.execute(OWN, (set_name,))).fetchone()
+    return (
+        None
+        if row is None
+        else dict(zip(("node", "role", "provider", "generation", "state", "file_provider"), row, strict=True))
+    )
+
+
+async def enroll(home: Home, topology: Topology, node: Node, *, again: bool = False) -> bool:
+    """Make this database the node that the file has for it; False when it is one already.
+
+    A root is never made here: that is `cascade set create`.
+    """
+    assert node.provider is not None, "roots are created by an operator"
+    chosen = topology.sets[node.set]
+    local = await home.connect("enroll")
+    try:
+        if not again and await own_node(local, node.set) is not None:
+            return False
+        root = await connect(dsn_of(topology, chosen.root.database), service=f"{node.name}/enroll")
+        try:
+            try:
+                welcome = await home.call(root, ADD, node.set, node.name, node.role, location_of(topology, node), again)
+            except NodeNotFoundError as error:
+                raise TransientError(
+                    f"set {node.set} does not exist at {chosen.root.name} yet",
+                    hint=f"cascade set create {node.set} -f FILE makes it and its root.",
+                ) from error
+            # A provider that has come this far knows the member.
+            known_from = await home.call(root, TICK, node.set)
+        finally:
+            await root.close()
+        if again and await own_node(local, node.set) is not None:
+            await home.call(local, READMIT, node.set, Jsonb(welcome), known_from)
+            return True
+        provider = await connect(dsn_of(topology, chosen.nodes[node.provider].database), service=f"{node.name}/enroll")
+        try:
+            start = await home.call(
+                provider, REGISTER, node.set, node.name, welcome["generation"], node.start or "earliest"
+            )
+        finally:
+            await provider.close()
+        arguments = (node.set, node.name, node.role, node.provider, Jsonb(welcome), Jsonb(start), known_from)
+        made = bool(await home.call(local, CREATE, *arguments))
+        if made:
+            log.info(
+                "set %s: made %s %s, to copy from %s after tick %d",
+                node.set,
+                node.role,
+                node.name,
+                node.provider,
+                start["tick_id"],
+            )
+        return made
+    finally:
+        await local.close()
+
+
+async def switch(home: Home, provider: str, *, from_file: bool = False) -> int:
+    """Have a node copy from another provider, and return its new generation.
+
+    The new provider is asked first, and the node's row is changed only if it would serve the node; the
+    old one is told afterwards, if it can be reached.
+    """
+    local = await home.connect("switch")
+    try:
+        me = await home.describe(local)
+        address = await home.address(local, provider)
+        new = await connect(address, service=f"{me.node}/switch")
+        try:
+            answer = await home.call(new, JOIN, home.set, Jsonb(me.introduction))
+        finally:
+            await new.close()
+        if answer["answer"] not in ("on path", "behind"):
+            raise join_error(answer["answer"], answer["detail"])
+        generation = int(await home.call(local, SET_PROVIDER, home.set, provider, me.generation, from_file))
+        log.info("set %s: node %s copies from %s now, no longer from %s", home.set, me.node, provider, me.provider)
+        if me.provider is not None and me.provider != provider:
+            await _forget(home, local, me.provider, me.node)
+        return generation
+    finally:
+        await local.close()
+
+
+async def _forget(home: Home, local: AsyncConnection, provider: str, node: str) -> None:
+    """Tell a former provider that it need not hold anything; it finds out by itself if this fails."""
+    try:
+        old = await connect(await home.address(local, provider), service=f"{node}/switch")
+        try:
+            await home.call(old, FORGET, home.set, node)
+        finally:
+            await old.close()
+    except CascadeError as error:
+        log.info("set %s: %s was not told that %s has left: %s", home.set, provider, node, error.args[0])

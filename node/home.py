@@ -1,0 +1,140 @@
+"""Where a node is at home: its set, its database, and the way to its provider."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, LiteralString, Self
+
+from psycopg.types.json import Jsonb
+
+from cascade.db import AsyncConnection, connect, translated
+from cascade.errors import BY_SQLSTATE, JoinError, MemberNotFoundError
+from cascade.node.pipe import deadline
+from cascade.topology import Topology, expand
+
+DESCRIBE: LiteralString = "select cascade.describe_node(%s)"
+JOIN: LiteralString = "select cascade.join_provider(%s, %s)"
+NOTE_ANSWER: LiteralString = "select cascade.note_answer(%s, %s, %s, %s, %s)"
+RAISE_GENERATION: LiteralString = "select cascade.raise_generation(%s, %s)"
+GENERATION: LiteralString = "select cascade.node_generation(%s)"
+LOCATION: LiteralString = "select database, dsn from cascade.locations where set = %s and node = %s"
+
+#: The answers with which a node goes on; each of the others stops it, by its SQLSTATE.
+SERVED = ("on path", "behind")
+SQLSTATES = {
+    "dropped": "QC701",
+    "dirty": "QC702",
+    "conflict": "QC703",
+    "stale": "QC704",
+    "rewound": "QC705",
+    "diverged": "QC706",
+    "expired": "QC707",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A node as its own database describes it."""
+
+    node: str
+    role: str
+    provider: str | None
+    generation: int
+    state: str
+    answer: str | None
+    queue_id: int
+    tick_id: int
+    chain: bytes
+    introduction: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, found: Mapping[str, Any]) -> Self:
+        """Read what cascade.describe_node() returned."""
+        return cls(
+            node=found["node"],
+            role=found["role"],
+            provider=found["provider"],
+            generation=found["generation"],
+            state=found["state"],
+            answer=found["answer"],
+            queue_id=found["queue_id"],
+            tick_id=found["tick"]["tick_id"],
+            chain=bytes.fromhex(found["tick"]["chain"].removeprefix("\\x")),
+            introduction=found,
+        )
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether an operator or its provider's answer keeps it from copying."""
+        return self.state == "paused" or (self.answer is not None and self.answer not in SERVED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """One set's node on one database; `topology` gives the file as it is now, if there is one."""
+
+    set: str
+    dsn: str
+    topology: Callable[[], Topology | None] = lambda: None
+    #: No answer for so long means that a link is dead.
+    link_timeout_s: float = 15.0
+
+    async def connect(self, service: str) -> AsyncConnection:
+        """Connect to the node's own database."""
+        return await connect(self.dsn, service=f"{self.set}/{service}")
+
+    async def describe(self, conn: AsyncConnection) -> Standing:
+        """Ask the node's own database where it stands."""
+        return Standing.parse(await self.call(conn, DESCRIBE, self.set))
+
+    async def generation(self, conn: AsyncConnection) -> int:
+        """Ask the node's own database whether anything was switched, paused or dropped."""
+        return int(await self.call(conn, GENERATION, self.set))
+
+    async def call(self, conn: AsyncConnection, query: LiteralString, *arguments: object) -> Any:
+        """Run a statement that returns one value, and give the link up when it does not answer."""
+        with translated(), deadline(self.link_timeout_s, conn):
+            row = await (await conn.execute(query, arguments)).fetchone()
+        return row[0] if row else None
+
+    async def address(self, conn: AsyncConnection, node: str) -> str:
+        """Return how to reach another node: as the file has it, else as the database was told."""
+        topology = self.topology()
+        if topology is not None and self.set in topology.sets and node in topology.sets[self.set].nodes:
+            database = topology.sets[self.set].nodes[node].database
+            return expand(topology.databases[database].dsn, os.environ)
+        with translated(), deadline(self.link_timeout_s, conn):
+            row: Any = await (await conn.execute(LOCATION, (self.set, node))).fetchone()
+        if row is None or not row[1]:
+            raise MemberNotFoundError(
+                f"set {self.set}: it is not known where node {node} is",
+                hint="Name it in the topology file; the view cascade.locations shows what is known.",
+            )
+        return expand(row[1], os.environ)
+
+    async def join(self, local: AsyncConnection, provider: AsyncConnection, me: Standing) -> tuple[Standing, str]:
+        """Introduce the node to a provider, and store what both learn; raise the answer if it stops the node.
+
+        Returns the node as it is afterwards (a term learned, or a position told before and lost since,
+        gives it a new generation), and the channel on which the provider announces its ticks.
+        """
+        found = await self.call(provider, JOIN, self.set, Jsonb(me.introduction))
+        answer, detail = found["answer"], found["detail"]
+        generation = await self.call(local, NOTE_ANSWER, self.set, me.generation, answer, detail, Jsonb(found["terms"]))
+        if answer not in SERVED:
+            raise join_error(answer, detail)
+        told = found["told_generation"]
+        if told is not None and (told, found["told_tick"]) > (generation, me.tick_id):
+            await self.call(local, RAISE_GENERATION, self.set, told)
+            return await self.join(local, provider, await self.describe(local))
+        me = me if generation == me.generation else await self.describe(local)
+        return me, f"cascade_tick_{found['queue_id']}"
+
+
+def join_error(answer: str, detail: str) -> JoinError:
+    """Return the error that stands for an answer."""
+    error = BY_SQLSTATE[SQLSTATES[answer]](f"{answer}: {detail}")
+    assert isinstance(error, JoinError)
+    return error

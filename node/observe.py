@@ -1,0 +1,249 @@
+"""Observation: what every database of a topology says of its nodes, asked at once; and what to make of it.
+
+A database that does not answer is no reason to show nothing: what the others last heard of its nodes
+is shown, with its age.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg.rows import dict_row
+
+from cascade.db import connect, translated
+from cascade.errors import CascadeError, SchemaError
+from cascade.node.enroll import dsn_of
+from cascade.topology import Node, Topology
+
+NODES: LiteralString = "select n.*, clock_timestamp() as asked_at from cascade.nodes as n"
+MEMBERS: LiteralString = "select * from cascade.members"
+ROTATION: LiteralString = "select * from cascade.rotation"
+
+#: A node so far behind, in seconds, is worth a warning.
+LAG_WARNING_S = 10.0
+STOPPING = frozenset(["dropped", "dirty", "conflict", "stale", "rewound", "diverged", "expired"])
+LEVELS = ("healthy", "warning", "critical")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one database said, or why it said nothing."""
+
+    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    members: list[dict[str, Any]] = field(default_factory=list)
+    rotation: dict[str, dict[str, Any]] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """One node, as known now: fields are None when nobody knows."""
+
+    set: str
+    node: str
+    database: str
+    wanted_role: str
+    wanted_provider: str | None
+    role: str | None = None
+    provider: str | None = None
+    state: str = "unknown"
+    tick_id: int | None = None
+    lag_ticks: int | None = None
+    lag_seconds: float | None = None
+    lag_events: int | None = None
+    hop_ticks: int | None = None
+    hop_seconds: float | None = None
+    events_per_second: float | None = None
+    bytes: int | None = None
+    watermark: int | None = None
+    heard_at: datetime | None = None
+    level: int = 0
+    notes: tuple[str, ...] = ()
+
+
+async def observe(topology: Topology, *, timeout_s: float = 5.0) -> dict[str, Answer]:
+    """Ask every database of the topology at once; none can keep the others waiting longer than this."""
+    names = list(topology.databases)
+    answers = await asyncio.gather(*(_ask(topology, name, timeout_s) for name in names))
+    return dict(zip(names, answers, strict=True))
+
+
+async def _ask(topology: Topology, database: str, timeout_s: float) -> Answer:
+    try:
+        async with asyncio.timeout(timeout_s):
+            conn = await connect(dsn_of(topology, database), service="status")
+            try:
+                async with conn.cursor(row_factory=dict_row) as cur:
+                    with translated():
+                        nodes = await (await cur.execute(NODES)).fetchall()
+                        members = await (await cur.execute(MEMBERS)).fetchall()
+                        rotation = await (await cur.execute(ROTATION)).fetchall()
+            finally:
+                conn.pgconn.finish()
+    except TimeoutError:
+        return Answer(error=f"no answer within {timeout_s:g} s")
+    except SchemaError as error:
+        return Answer(error=str(error.args[0]))
+    except (CascadeError, psycopg.Error, OSError) as error:
+        return Answer(error=str(error.args[0] if error.args else error).splitlines()[0])
+    return Answer(
+        nodes={row["set"]: row for row in nodes}, members=members, rotation={row["queue"]: row for row in rotation}
+    )
+
+
+def assess(topology: Topology, answers: dict[str, Answer], now: datetime | None = None) -> list[NodeStatus]:
+    """Return every node of the topology, in the order of the file, with what is known of it."""
+    moment = now or datetime.now(UTC)
+    return [
+        _assess_node(topology, node, answers, moment)
+        for found in topology.sets.values()
+        for node in found.nodes.values()
+    ]
+
+
+def _assess_node(topology: Topology, node: Node, answers: dict[str, Answer], now: datetime) -> NodeStatus:
+    answer = answers[node.database]
+    own = answer.nodes.get(node.set)
+    base: dict[str, Any] = {
+        "set": node.set,
+        "node": node.name,
+        "database": node.database,
+        "wanted_role": str(node.role),
+        "wanted_provider": node.provider,
+    }
+    if own is None:
+        return _assess_silent(topology, node, answer, answers, base, now)
+    root = _row_of(topology, node.set, own["root"], answers)
+    provider = _row_of(topology, node.set, own["provider"], answers)
+    notes, level = _notes(node, own, answer)
+    lag = _lag(root, own)
+    hop = _lag(provider, own)
+    if lag["seconds"] is not None and lag["seconds"] > LAG_WARNING_S:
+        level = max(level, 1)
+        notes.append("far behind")
+    if own["role"] != "root" and root is None:
+        notes.append("the root does not answer: its lag is not known")
+    return NodeStatus(
+        **base,
+        role=own["role"],
+        provider=own["provider"],
+        state=own["state"],
+        tick_id=own["tick_id"],
+        lag_ticks=lag["ticks"],
+        lag_seconds=lag["seconds"],
+        lag_events=lag["events"],
+        hop_ticks=hop["ticks"],
+        hop_seconds=hop["seconds"],
+        events_per_second=float(own["events_per_second"]),
+        bytes=int(own["bytes"]),
+        watermark=own["watermark"],
+        heard_at=own["asked_at"],
+        level=level,
+        notes=tuple(notes),
+    )
+
+
+def _row_of(topology: Topology, set_name: str, node: str | None, answers: dict[str, Answer]) -> dict[str, Any] | None:
+    """Return what another node says of itself, if it answers."""
+    if node is None or node not in topology.sets[set_name].nodes:
+        return None
+    return answers[topology.sets[set_name].nodes[node].database].nodes.get(set_name)
+
+
+def _lag(ahead: dict[str, Any] | None, own: dict[str, Any]) -> dict[str, Any]:
+    """Return how far a node is behind another one that answered."""
+    if ahead is None:
+        return {"ticks": None, "seconds": None, "events": None}
+    if ahead["tick_id"] <= own["tick_id"] or ahead["term_uid"] != own["term_uid"]:
+        return {"ticks": 0, "seconds": 0.0, "events": 0} if ahead["tick_id"] <= own["tick_id"] else _lag(None, own)
+    seconds = (ahead["tick_at"] - own["tick_at"]).total_seconds()
+    return {
+        "ticks": ahead["tick_id"] - own["tick_id"],
+        "seconds": max(0.0, seconds),
+        "events": ahead["events"] - own["events"],
+    }
+
+
+def _notes(node: Node, own: dict[str, Any], answer: Answer) -> tuple[list[str], int]:
+    """Return what people should know of a node that answered, and how bad it is."""
+    notes, level = [], 0
+    if own["role"] != node.role or own["node"] != node.name:
+        notes.append(f"TOPOLOGY_DRIFT: it is {own['role']} {own['node']}, the file says {node.role} {node.name}")
+        level = 1
+    elif own["provider"] != node.provider:
+        notes.append(f"TOPOLOGY_DRIFT: it copies from {own['provider']}, the file says {node.provider}")
+        level = 1
+    if own["answer"] in STOPPING:
+        notes.append(f"{own['answer']}: {own['answer_detail']}")
+        level = 2
+    elif own["state"] == "paused":
+        notes.append("paused")
+        level = max(level, 1)
+    if own["error"]:
+        notes.append(own["error"])
+        level = max(level, 1)
+    if own["held_by"] not in (None, own["node"]):
+        notes.append(f"{own['held_by']} holds retention")
+    rotation = answer.rotation.get(node.set)
+    if rotation and rotation["blocked_by"] not in (None, "tick", "step"):
+        notes.append(f"rotation waits: {rotation['detail']}")
+    return notes, level
+
+
+def _assess_silent(
+    topology: Topology, node: Node, answer: Answer, answers: dict[str, Answer], base: dict[str, Any], now: datetime
+) -> NodeStatus:
+    """Return a node whose database does not answer, or has no such node: what the others last heard of it."""
+    heard = [
+        row
+        for other in answers.values()
+        for row in other.members
+        if row["set"] == node.set and row["node"] == node.name and row["heard_at"] is not None
+    ]
+    last = max(heard, key=lambda row: (row["generation"], row["tick_id"]), default=None)
+    reason = answer.error or "its database has no such node yet"
+    notes = [reason]
+    tick = lag = seconds = heard_at = None
+    if last is not None:
+        tick, heard_at = last["tick_id"], last["heard_at"]
+        root = next(
+            (
+                found
+                for other in answers.values()
+                for found in [other.nodes.get(node.set)]
+                if found and found["role"] == "root"
+            ),
+            None,
+        )
+        notes.append(f"last heard {max(0.0, (now - heard_at).total_seconds()):.0f} s ago")
+        if root is not None:
+            lag = max(0, root["tick_id"] - tick)
+            seconds = max(0.0, (now - heard_at).total_seconds())
+    is_member = next(
+        (
+            row
+            for other in answers.values()
+            for row in other.members
+            if (row["set"], row["node"]) == (node.set, node.name)
+        ),
+        None,
+    )
+    state = "silent" if answer.error else "missing"
+    level = 2 if node.role.is_root else 1
+    if is_member is not None and is_member["state"] != "live":
+        state = is_member["state"]
+        notes.append(f"the root has it as {state}")
+    return NodeStatus(
+        **base,
+        state=state,
+        tick_id=tick,
+        lag_ticks=lag,
+        lag_seconds=seconds,
+        heard_at=heard_at,
+        level=level,
+        notes=tuple(notes),
+    )

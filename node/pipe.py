@@ -1,0 +1,100 @@
+"""Moves events from one database to another as they are: COPY to COPY, in binary, nothing parsed.
+
+The driver hands out one chunk per row; here whatever has arrived is joined into blocks, which
+is what makes a copy cheap.  The server that is read and the server that is written work at the
+same time: writing has a queue of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+
+from psycopg.copy import AsyncQueuedLibpqWriter
+
+from cascade.db import AsyncConnection
+
+BLOCK_BYTES = 256 * 1024
+COLUMNS = "id, time, txid, type, key, payload, headers, origin, origin_id"
+#: The end of a binary COPY, alone, and after the header of an empty one.
+_TRAILER_BYTES, _EMPTY_BYTES = 2, 21
+
+
+class Deadline:
+    """Severs connections that make no progress: their next read fails as if the other side had gone.
+
+    Cancelling would not do: the driver then waits for the server to confirm, which over a link
+    that is half open never happens.
+    """
+
+    def __init__(self, seconds: float, *connections: AsyncConnection) -> None:
+        self._seconds, self._connections = seconds, connections
+        self._timer: asyncio.TimerHandle | None = None
+        self.extend()
+
+    def extend(self) -> None:
+        """Note progress: the time begins anew."""
+        self.end()
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._sever)
+
+    def end(self) -> None:
+        """Let the connections live."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _sever(self) -> None:
+        for conn in self._connections:
+            if conn.closed:
+                continue
+            with socket.socket(fileno=os.dup(conn.pgconn.socket)) as link:
+                with suppress(OSError):  # It may be gone already.
+                    link.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def deadline(seconds: float, *connections: AsyncConnection) -> Iterator[Deadline]:
+    """Sever the connections unless the block ends, or notes progress, in time."""
+    timer = Deadline(seconds, *connections)
+    try:
+        yield timer
+    finally:
+        timer.end()
+
+
+async def read_blocks(source: AsyncConnection, query: str) -> AsyncIterator[bytes]:
+    """Yield the rows of a query as binary COPY, in large blocks."""
+    async with source.cursor() as cur, cur.copy(f"copy ({query}) to stdout (format binary)".encode()) as copy:
+        take = source.pgconn.get_copy_data
+        while chunk := await copy.read():
+            parts, size = [chunk], len(chunk)
+            last = size
+            while size < BLOCK_BYTES and last not in (_TRAILER_BYTES, _EMPTY_BYTES):
+                last, more = take(1)
+                if last <= 0:
+                    break
+                parts.append(more)
+                size += last
+            yield b"".join(parts)
+
+
+async def pipe(source: AsyncConnection, query: str, target: AsyncConnection, table: str, timer: Deadline) -> int:
+    """Copy the rows of a query into a table inside the target's transaction, and return how many bytes."""
+    size = 0
+    async with target.cursor() as cur:
+        statement = f"copy {table} ({COLUMNS}) from stdin (format binary)".encode()
+        async with cur.copy(statement, writer=AsyncQueuedLibpqWriter(cur)) as into:
+            async for block in read_blocks(source, query):
+                await into.write(block)
+                timer.extend()
+                size += len(block)
+    return size
+
+
+async def set_up_reader(conn: AsyncConnection) -> None:
+    """Prepare a connection for reading events: partitions have no statistics, so plans are told what to do."""
+    await conn.execute(
+        "set enable_seqscan = off; set jit = off; set max_parallel_workers_per_gather = 0; set client_encoding = 'UTF8'"
+    )

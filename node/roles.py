@@ -1,0 +1,44 @@
+"""The behaviour table of the cascade, as a table: which services a node of each role runs.
+
+|                                | root | branch | leaf |
+|--------------------------------|------|--------|------|
+| read from queue                |      |  yes   | yes  |
+| copy events to queue           |      |  yes   |      |
+| process events                 |      |  yes   | yes  |
+| send global watermark to queue | yes  |        |      |
+| send local watermark upwards   |      |  yes   | yes  |
+
+Ticks and rotation are made for every queue of a database at once, by its ticker and rotator; on a copy
+the ticker has nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cascade.node.copier import Copier
+from cascade.node.handler import Handler
+from cascade.node.home import Home
+from cascade.node.leaf import LeafCopier
+from cascade.node.processor import Processor
+from cascade.node.service import Service
+from cascade.node.watermark import WatermarkPublisher, WatermarkTeller
+from cascade.topology import Role
+
+Services = Callable[[Home, Handler | None], list[Service]]
+
+
+def _processing(home: Home, handler: Handler | None) -> list[Service]:
+    return [] if handler is None else [Processor(home, handler)]
+
+
+SERVICES: dict[Role, tuple[Services, ...]] = {
+    Role.ROOT: (lambda home, _: [WatermarkPublisher(home)],),
+    Role.BRANCH: (lambda home, _: [Copier(home)], _processing, lambda home, _: [WatermarkTeller(home)]),
+    Role.LEAF: (lambda home, handler: [LeafCopier(home, handler)], lambda home, _: [WatermarkTeller(home)]),
+}
+
+
+def services_of(role: Role, home: Home, handler: Handler | None) -> list[Service]:
+    """Return what a node of this role runs."""
+    return [service for make in SERVICES[role] for service in make(home, handler)]
