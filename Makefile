@@ -1,5 +1,5 @@
 # Every target works from a fresh clone with Python 3.11+, make and a package index.
-#   make demo    one queue on an embedded server, producers and consumers, live
+#   make demo    four embedded servers carry one queue, live, with a proof at the end
 #   make test    lint, then every test on real PostgreSQL servers
 #   make soak    the long fault runs
 #   make bench   ratios against rivals and raw limits; writes docs/benchmarks.md
@@ -38,7 +38,7 @@ $(VENV)/.dev: $(VENV)/.run
 	@$(INSTALL) -e '.[embedded,uvloop,test,lint]'
 	@touch $@
 
-demo: $(VENV)/.run ## One queue, live
+demo: $(VENV)/.run ## Four databases, one queue, live
 	@$(BIN)/cascade demo $(DEMO_ARGS)
 
 lint: $(VENV)/.dev ## ruff and mypy

@@ -83,6 +83,8 @@ async def enroll(home: Home, topology: Topology, node: Node, *, again: bool = Fa
             start = await home.call(
                 provider, REGISTER, node.set, node.name, welcome["generation"], node.start or "earliest"
             )
+        except NodeNotFoundError as error:
+            raise TransientError(f"set {node.set}: the provider {node.provider} is no node of the set yet") from error
         finally:
             await provider.close()
         arguments = (node.set, node.name, node.role, node.provider, Jsonb(welcome), Jsonb(start), known_from)

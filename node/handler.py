@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, LiteralString
 
 from psycopg.types.json import Json
 
@@ -46,7 +46,11 @@ def is_async(handler: Handler) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
-STORE = (
+STORE_TABLE: LiteralString = (
+    "create table if not exists public.cascade_events"
+    " (event_id bigint, batch_to bigint, type text, key text, payload json, stored_at timestamptz default now())"
+)
+STORE: LiteralString = (
     "insert into public.cascade_events (event_id, batch_to, type, key, payload)"
     " select * from unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::json[])"
 )
@@ -54,10 +58,9 @@ STORE = (
 
 async def store_events(batch: Held[Any], conn: AsyncConnection) -> None:
     """Write every event into the local table public.cascade_events: an example, and what the tests count."""
-    await conn.execute(
-        "create table if not exists public.cascade_events"
-        " (event_id bigint, batch_to bigint, type text, key text, payload json, stored_at timestamptz default now())"
-    )
+    cur = await conn.execute("select to_regclass('public.cascade_events') is null")
+    if (await cur.fetchone()) == (True,):
+        await conn.execute(STORE_TABLE)
     events = list(batch)
     columns = (
         [event.id for event in events],
@@ -66,4 +69,4 @@ async def store_events(batch: Held[Any], conn: AsyncConnection) -> None:
         [event.key for event in events],
         [Json(event.payload_text, dumps=lambda text: text) for event in events],
     )
-    await conn.execute(STORE.encode(), columns)
+    await conn.execute(STORE, columns)

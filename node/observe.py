@@ -25,6 +25,8 @@ ROTATION: LiteralString = "select * from cascade.rotation"
 
 #: A node so far behind, in seconds, is worth a warning.
 LAG_WARNING_S = 10.0
+#: Who holds retention is named once it holds something back, or for so long.
+HELD_NOTE_S = 60.0
 STOPPING = frozenset(["dropped", "dirty", "conflict", "stale", "rewound", "diverged", "expired"])
 LEVELS = ("healthy", "warning", "critical")
 
@@ -186,10 +188,13 @@ def _notes(node: Node, own: dict[str, Any], answer: Answer) -> tuple[list[str], 
     if own["error"]:
         notes.append(own["error"])
         level = max(level, 1)
-    if own["held_by"] not in (None, own["node"]):
-        notes.append(f"{own['held_by']} holds retention")
     rotation = answer.rotation.get(node.set)
-    if rotation and rotation["blocked_by"] not in (None, "tick", "step"):
+    held_s = (own["asked_at"] - own["held_since"]).total_seconds() if own["held_since"] else 0.0
+    if own["held_by"] not in (None, own["node"]) and (
+        held_s > HELD_NOTE_S or (rotation or {})["blocked_by"] == "watermark"
+    ):
+        notes.append(f"{own['held_by']} holds {own['held_bytes'] / 2**20:.1f} MB for {held_s:.0f} s")
+    elif rotation and rotation["blocked_by"] not in (None, "tick", "step"):
         notes.append(f"rotation waits: {rotation['detail']}")
     return notes, level
 

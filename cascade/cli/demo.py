@@ -1,23 +1,25 @@
-"""cascade demo: one queue at work on a server of its own, and a proof that nothing is lost or doubled.
+"""cascade demo: a cascade of four databases at work, and a proof that every node holds the same.
 
-Producers write an order and its event in one transaction, and some roll back.  Consumers write
-what they handled in the transaction that finishes the batch.  So at the end the tables
-shop.orders and shop.handled must agree, order by order, whatever was killed meanwhile.
+    s1 root ──> s2 branch
+      └───────> s3 branch ──> s4 leaf
+
+Producers at s1 write an order and its event in one transaction, and some roll back.  On every node somebody
+handles the events: consumers on s1, s2 and s3, a handler on the leaf s4.  Each writes what it handled in the
+transaction that moves its position.  So at the end the logs must be equal, digest by digest, and
+every node must have handled what was committed at s1, whatever was switched and killed meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import random
 import signal
-import sys
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from datetime import timedelta
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, LiteralString
 
@@ -30,172 +32,171 @@ from rich.text import Text
 from cascade import sync
 from cascade.cli import JSON_OPTION, fetch, until
 from cascade.cli import output as out
-from cascade.cli.node import Children, loop_factory, stop_at_eof
+from cascade.cli.node import Children, loop_factory
+from cascade.cli.status import draw
 from cascade.client import Client, connect
 from cascade.consumer import Batch, Stream
 from cascade.dev import Cluster
 from cascade.errors import BatchLostError, QueueExistsError
 from cascade.event import Message
+from cascade.node.enroll import dsn_of, location_of
+from cascade.node.handler import STORE_TABLE
+from cascade.node.observe import NodeStatus, assess, observe
 from cascade.sql import migrate
+from cascade.topology import Database, Node, Role, Set, Topology, dump
 
-QUEUE, CONSUMERS, LEASE = "orders", ("billing", "shipping", "audit"), timedelta(seconds=3)
+SET, CONSUMER = "orders", "billing"
+NODES = (
+    Node(name="s1", set=SET, database="s1", role=Role.ROOT),
+    Node(name="s2", set=SET, database="s2", role=Role.BRANCH, provider="s1"),
+    Node(name="s3", set=SET, database="s3", role=Role.BRANCH, provider="s1"),
+    Node(
+        name="s4",
+        set=SET,
+        database="s4",
+        role=Role.LEAF,
+        provider="s3",
+        handler="cascade.node.handler:store_events",
+    ),
+)
+CARRIERS = tuple(node.name for node in NODES if node.role.is_carrier)
 SHOP: LiteralString = """
     create schema shop;
     create table shop.orders (order_id bigint primary key);
-    create table shop.handled (consumer text, worker text, order_id bigint, event_id bigint);
+    create table shop.handled (order_id bigint, event_id bigint);
 """
 ORDERS: LiteralString = "insert into shop.orders select unnest(%s::bigint[])"
-HANDLED: LiteralString = "insert into shop.handled select %s, %s, * from unnest(%s::bigint[], %s::bigint[])"
-PROOF: LiteralString = """
-    select c.consumer, count(distinct p.placed) as committed, count(p.handled) as handled,
-           count(*) filter (where p.handled is null) as missing,
-           count(p.handled) - count(distinct p.handled) as doubled,
-           count(*) filter (where p.placed is null) as rolled_back_but_seen
-      from unnest(%s::text[]) as c(consumer)
-     cross join lateral (
-           select o.order_id, h.order_id from shop.orders as o
-             full join (select * from shop.handled as x where x.consumer = c.consumer) as h using (order_id)
-           ) as p(placed, handled)
-     group by c.consumer
+HANDLED: LiteralString = "insert into shop.handled select * from unnest(%s::bigint[], %s::bigint[])"
+LOG: LiteralString = """
+    select count(*) as events, md5(string_agg(e.digest, '' order by e.id)) as digest
+      from (select q.id, md5(concat_ws('/', q.id, q.txid, q.time, q.type, q.key, q.payload)) as digest
+              from queue.orders as q where q.origin is null) as e
 """
-STATE: LiteralString = "select * from cascade.queues join cascade.rotation using (queue) where queue = %s"
-WRONG = ("missing", "doubled", "rolled_back_but_seen")
-PROOF_COLUMNS = [*out.columns("text", "check", "consumer"), *out.columns("number", "committed", "handled", *WRONG)]
-STATE_COLUMNS = [
-    *out.columns("text", "consumer"),
-    *out.columns("number", "tick_id", "lag_ticks", "lag_events", "done"),
-    *out.columns("seconds", "lag_seconds", "p50", "p99"),
+DONE: dict[Role, LiteralString] = {
+    Role.ROOT: "select count(*) as handled, md5(string_agg(h.order_id::text, ',' order by h.order_id)) as done"
+    " from shop.handled as h",
+    Role.LEAF: "select count(*) as handled, md5(string_agg(o.id::text, ',' order by o.id)) as done"
+    " from (select (e.payload->>'order')::bigint from public.cascade_events as e) as o(id)",
+}
+WANTED: LiteralString = (
+    "select count(*) as committed, md5(string_agg(order_id::text, ',' order by order_id)) as done from shop.orders"
+)
+PROOF_COLUMNS = [
+    *out.columns("text", "check", "node", "role"),
+    *out.columns("number", "events"),
+    *out.columns("text", "digest"),
+    *out.columns("number", "committed", "handled"),
 ]
 
 
-@click.command()
-@click.option("--seconds", type=click.FloatRange(min=1), help="End by itself; else Ctrl-C ends it.")
-@click.option("--rate", type=click.IntRange(1, 20000), default=200, show_default=True, help="Orders per second.")
-@click.option("--dir", "directory", type=click.Path(file_okay=False, path_type=Path), help="Keep the server here.")
-@JSON_OPTION
-def demo(seconds: float | None, rate: int, directory: Path | None, as_json: bool) -> int:
-    """Watch a queue at work, and see that nothing is lost or doubled.
+@dataclass(slots=True, kw_only=True)
+class Places:
+    """Where the demo runs: the topology, and the file that says so to the daemons."""
 
-    Starts a PostgreSQL server and a node, publishes orders, reads them by three consumers,
-    kills a worker now and then, rotates the queue, and at the end compares what was committed
-    with what was handled.  Exits 1 if they differ.  Everything is removed afterwards, unless
-    --dir says where to keep it, for `cascade dev up --dir DIR` to start again.
+    topology: Topology
+    file: Path
+
+    def write(self) -> None:
+        """Write the file, whole or not at all."""
+        part = self.file.with_suffix(".part")
+        part.write_text(dump(self.topology))
+        part.rename(self.file)
+
+    def change(self, node: str, *, provider: str) -> None:
+        """Edit the file, as an operator would."""
+        orders = self.topology.sets[SET]
+        nodes = {**orders.nodes, node: replace(orders.nodes[node], provider=provider)}
+        self.topology = replace(self.topology, sets={SET: replace(orders, nodes=nodes)})
+        self.write()
+
+    def dsn(self, node: str) -> str:
+        """Return how to reach a node's database."""
+        return dsn_of(self.topology, node)
+
+
+@click.command()
+@click.option(
+    "--seconds", type=click.FloatRange(min=1), default=20.0, show_default=True, help="How long; Ctrl-C ends it sooner."
+)
+@click.option("--rate", type=click.IntRange(1, 20000), default=200, show_default=True, help="Orders per second.")
+@click.option("--dir", "directory", type=click.Path(file_okay=False, path_type=Path), help="Keep the servers here.")
+@JSON_OPTION
+def demo(seconds: float, rate: int, directory: Path | None, as_json: bool) -> int:
+    """Watch four databases carry one queue, and see that none loses or doubles anything.
+
+    Starts four PostgreSQL servers and a daemon for each, publishes orders at the root, handles them on
+    every node, has the leaf switch providers and a daemon killed while events flow, and at the end compares
+    the logs of all nodes and what each has handled.  Exits 1 if they differ.  Everything is
+    removed afterwards, unless --dir says where to keep it, for `cascade dev up --dir DIR` to start again.
 
     \b
     cascade demo
-    cascade demo --seconds 30 --rate 1000
+    cascade demo --seconds 60 --rate 1000
     """
-    click.echo("starting a PostgreSQL server ...", err=True)
-    with server(directory) as dsn, asyncio.Runner(loop_factory=loop_factory()) as runner:
-        found = runner.run(Demo(dsn, rate, seconds, to_stderr=as_json).run())
-    is_proven = not any(row[key] for row in found for key in WRONG)
+    click.echo("starting four PostgreSQL servers ...", err=True)
+    with places(directory) as found, asyncio.Runner(loop_factory=loop_factory()) as runner:
+        proof = runner.run(Demo(found, rate, seconds, to_stderr=as_json).run())
+    is_proven = all(row["is_equal"] for row in proof)
     if as_json:
-        out.echo_json({"proven": is_proven, "consumers": [out.plain(row) for row in found]})
+        out.echo_json({"proven": is_proven, "nodes": [out.plain(row) for row in proof]})
     else:
-        rows = [{**row, "check": "✗" if any(row[key] for key in WRONG) else "✓"} for row in found]
-        out.show(out.table(PROOF_COLUMNS, rows, "\nevery committed order, by consumer"))
-        click.echo("\nEach was handled exactly once." if is_proven else "\nSOMETHING WAS LOST OR DOUBLED.")
+        rows = [{**row, "check": "✓" if row["is_equal"] else "✗"} for row in proof]
+        out.show(out.table(PROOF_COLUMNS, rows, "\nwhat every node holds, and what was handled there"))
+        click.echo("\nEvery node has the same." if is_proven else "\nTHE NODES DIFFER.")
     return 0 if is_proven else 1
 
 
 @contextmanager
-def server(directory: Path | None) -> Iterator[str]:
-    """Run a server with Cascade and a queue; a temporary one is gone afterwards."""
-    with Cluster.temporary() if directory is None else Cluster(directory) as cluster:
-        dsn = next(iter(cluster.nodes.values())).dsn()
-        with sync.connect(dsn) as client:
-            migrate.install(client.connection())
-            if not client.create_queue(QUEUE):
-                hint = f"`cascade dev down --remove --dir {directory}` removes the server with all that is on it."
-                raise QueueExistsError(f"there is a queue {QUEUE} in {directory} already", hint=hint)
-            client.connection().execute(SHOP)
-        yield dsn
-
-
-class Handler:
-    """Handles the batches of one consumer; `tell` hears about each once it is committed."""
-
-    def __init__(self, consumer: str, worker: str, tell: Callable[[dict[str, Any]], None]) -> None:
-        self.consumer, self.worker, self._tell = consumer, worker, tell
-        self.stream: Stream[Any] | None = None
-        self.is_to_hang = False
-
-    async def run(self, dsn: str) -> None:
-        """Read until stopped; workers of shipping share its batches."""
-        is_shared = self.consumer == "shipping"
-        async with connect(dsn) as client:
-            orders = client.queue(QUEUE)
-            self.stream = orders.stream(self.consumer, worker=self.worker, cooperative=is_shared, lease=LEASE)
-            async with self.stream as stream:
-                async for batch in stream:
-                    with suppress(BatchLostError):  # somebody else does it; our transaction was undone
-                        async with batch:
-                            await self._handle(batch)
-
-    async def _handle(self, batch: Batch[Any]) -> None:
-        told: dict[str, Any] = {"worker": self.worker, "consumer": self.consumer, "seen_at": time.time()}
-        async with batch.transaction() as conn:
-            is_picky = self.consumer == "audit"
-            later = [event for event in batch if is_picky and event.attempt == 1 and random.random() < 0.002]
-            for event in later:
-                await batch.retry(event, after=timedelta(seconds=1))
-            done = [event for event in batch if event not in later]
-            orders = [event.payload["order"] for event in done]
-            await conn.execute(HANDLED, (self.consumer, self.worker, orders, [event.id for event in done]))
-            first = [order for order, event in zip(orders, done, strict=True) if event.attempt == 1]
-            told |= {"orders": first, "done": len(done), "retried": len(later)}
-            if self.is_to_hang:
-                self._tell({**told, "hangs": True})
-                await asyncio.sleep(3600)
-        self._tell(told)
-
-    def stop(self) -> None:
-        """Finish the batch at hand and end."""
-        if self.stream is not None:
-            self.stream.stop()
-
-
-async def work(worker: str) -> None:
-    """Be a process that shares the consumer shipping; SIGUSR1 has it hang in its next batch."""
-    handler, loop = Handler("shipping", worker, out.echo_json), asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, handler.stop)
-    loop.add_signal_handler(signal.SIGUSR1, lambda: setattr(handler, "is_to_hang", True))
-    stop_at_eof()
-    out.echo_json({"ready": worker})
-    await handler.run(os.environ["CASCADE_DSN"])
+def places(directory: Path | None) -> Iterator[Places]:
+    """Run four servers, write the topology file, and make the set; temporary servers are gone afterwards."""
+    names = [node.name for node in NODES]
+    with Cluster.temporary(nodes=names) if directory is None else Cluster(directory, nodes=names) as cluster:
+        databases = {name: Database(name=name, dsn=cluster[name].dsn()) for name in names}
+        orders = Set(name=SET, nodes={node.name: node for node in NODES})
+        found = Places(topology=Topology(databases=databases, sets={SET: orders}), file=cluster.dir / f"{SET}.yaml")
+        found.write()
+        for node in NODES:
+            with sync.connect(found.dsn(node.name)) as client:
+                migrate.install(client.connection())
+                if client.call("select count(*) from cascade.queues where queue = %s", SET):
+                    hint = (
+                        f"`cascade dev down --remove --dir {directory}` removes the servers with all that is on them."
+                    )
+                    raise QueueExistsError(f"there is a queue {SET} in {directory} already", hint=hint)
+                client.connection().execute(SHOP)
+                client.connection().execute(STORE_TABLE)
+                if node.role.is_root:
+                    client.call("select cascade.create_set(%s, 's1', %s)", SET, location_of(found.topology, node))
+        yield found
 
 
 class Demo:
-    """Producers, consumers, a node and somebody who makes trouble, all for one queue."""
+    """Producers, consumers, four daemons and somebody who makes trouble."""
 
-    def __init__(self, dsn: str, rate: int, seconds: float | None, *, to_stderr: bool) -> None:
-        self.dsn, self.rate, self.seconds, self.to_stderr = dsn, rate, seconds, to_stderr
-        self.done: Counter[str] = Counter()
-        self.latencies: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=2000))
-        self.handlers = [Handler(consumer, consumer, self.hear_report) for consumer in ("billing", "audit")]
-        self.order_ids, self.worker_ids = itertools.count(1), itertools.count(1)
-        self.committed, self.rolled_back, self.committed_at = 0, 0, dict[int, float]()
-        self.children, self.group = Children(dsn, self.hear), asyncio.TaskGroup()
-        self.ready, self.orphans = set[str](), set[int]()
-        self.began_at = self.killed_at = time.monotonic()
-        self.queue, self.consumers = dict[str, Any](), list[dict[str, Any]]()
-        self.samples, self.notes = deque[tuple[float, int, int]](maxlen=7), deque[str](maxlen=10)
+    def __init__(self, where: Places, rate: int, seconds: float, *, to_stderr: bool) -> None:
+        self.where, self.rate, self.seconds, self.to_stderr = where, rate, seconds, to_stderr
+        self.children = Children(self.hear)
+        self.order_ids = itertools.count(1)
+        self.committed, self.rolled_back = 0, 0
+        self.statuses: list[NodeStatus] = []
+        self.streams: list[Stream[Any]] = []
+        self.notes: deque[str] = deque(maxlen=12)
+        self.began_at = time.monotonic()
         self.live: Live | None = None
         self.is_ending = asyncio.Event()
 
     async def run(self) -> list[dict[str, Any]]:
-        """Play until stopped, let the consumers catch up, and return the proof."""
+        """Play until the time is up, let every node catch up, and return the proof."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self.end)
         console = out.console(err=self.to_stderr)
         with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as self.live:
             try:
-                async with connect(self.dsn) as client, self.group as group:
-                    await self.play(client, group)
+                async with asyncio.TaskGroup() as group:
+                    await self.play(group)
             finally:
                 self.children.kill()
-        async with connect(self.dsn) as client:
-            return await fetch(client, PROOF, list(CONSUMERS))
+        return await self.prove()
 
     def end(self) -> None:
         """Begin to end; asked a second time, stop where we are."""
@@ -203,49 +204,57 @@ class Demo:
             raise KeyboardInterrupt
         self.is_ending.set()
 
-    async def play(self, client: Client, group: asyncio.TaskGroup) -> None:
-        """Start everybody, wait for the end, stop the producers, then the consumers, then the rest."""
-        for consumer in CONSUMERS:
-            await client.queue(QUEUE).subscribe(consumer)
-        handlers = [group.create_task(handler.run(self.dsn), name=handler.consumer) for handler in self.handlers]
-        node = self.children.run("node", "cascade.cli.main", "node", "run", "--log-format", "json", "--until-eof")
-        group.create_task(node, name="node")
-        self.start_worker()
-        self.start_worker()
-        await until(lambda: len(self.ready) == 3, timeout_s=30)
-        self.began_at, singles = time.monotonic(), -(-self.rate // 250)
+    async def play(self, group: asyncio.TaskGroup) -> None:
+        """Start everybody, make trouble, stop the producers, let the nodes catch up, stop the rest."""
+        for node in NODES:
+            group.create_task(self.daemon(node.name), name=f"daemon {node.name}")
+        watching = group.create_task(self.watch(), name="watch")
+        if not await until(lambda: sum(node.role is not None for node in self.statuses) == len(NODES), timeout_s=60):
+            raise TimeoutError("the nodes did not come up within a minute")
+        self.began_at = time.monotonic()
+        consumers = [group.create_task(self.consume(name), name=f"consumer {name}") for name in CARRIERS]
+        singles = -(-self.rate // 250)
         producers = [group.create_task(self.publish(1, singles / self.rate), name="singles") for _ in range(singles)]
-        producers.append(group.create_task(self.publish(50 + self.rate // 2, 3.0), name="bursts"))
-        others = [group.create_task(self.watch(client), name="watch"), group.create_task(self.make_trouble())]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.seconds):
-                await self.is_ending.wait()
+        producers.append(group.create_task(self.publish(50 + self.rate // 2, 2.0), name="bursts"))
+        trouble = group.create_task(self.make_trouble(group), name="trouble")
+        await until(self.is_ending.is_set, timeout_s=self.seconds)
         self.is_ending.set()
-        self.note("the end: producers stop, consumers catch up")
-        await asyncio.wait(producers)
-        await until(self.is_caught_up, timeout_s=30)
-        for handler in self.handlers:
-            handler.stop()
-        await asyncio.wait(handlers)
-        for task in others:
-            task.cancel()
+        self.note("the end: producers stop, every node catches up")
+        await asyncio.wait([*producers, trouble])
+        await self.catch_up()
+        for stream in self.streams:
+            stream.stop()
+        await asyncio.wait(consumers)
+        watching.cancel()
         self.children.end(within_s=10)
 
-    def start_worker(self) -> None:
-        """Start a process that shares the consumer shipping."""
-        name = f"shipping-{next(self.worker_ids)}"
-        self.group.create_task(self.children.run(name, "cascade.cli.demo", name), name=name)
+    async def daemon(self, name: str) -> None:
+        """Run a daemon until it is told to end."""
+        arguments = ("node", "run", "--topology", str(self.where.file), "--database", name)
+        await self.children.run(f"daemon {name}", "cascade.cli.main", *arguments, "--log-format", "json", "--until-eof")
 
-    def is_caught_up(self) -> bool:
-        """Whether every committed event is in a tick, and every consumer past it."""
-        return self.queue.get("events_ticked") == self.committed and not any(
-            row["lag_events"] or row["open_batches"] or row["retries"] for row in self.consumers
-        )
+    async def consume(self, name: str) -> None:
+        """Handle every event on one node, in the transaction that finishes its batch."""
+        async with connect(self.where.dsn(name)) as client:
+            orders = client.queue(SET)
+            await orders.subscribe(CONSUMER, at="earliest")
+            stream = orders.stream(CONSUMER)
+            self.streams.append(stream)
+            async with stream:
+                async for batch in stream:
+                    with suppress(BatchLostError):
+                        async with batch:
+                            await self.handle(batch)
+
+    async def handle(self, batch: Batch[Any]) -> None:
+        """Write down what was handled."""
+        async with batch.transaction() as conn:
+            await conn.execute(HANDLED, ([event.payload["order"] for event in batch], [event.id for event in batch]))
 
     async def publish(self, size: int, every_s: float) -> None:
         """Publish orders, each lot in a transaction; of single ones one in twenty is rolled back."""
-        async with connect(self.dsn) as client:
-            orders, due = client.queue(QUEUE), time.monotonic()
+        async with connect(self.where.dsn("s1")) as client:
+            orders, due = client.queue(SET), time.monotonic()
             while not self.is_ending.is_set():
                 lot, is_undone = list(itertools.islice(self.order_ids, size)), size == 1 and random.random() < 0.05
                 async with client.transaction() as conn:
@@ -255,48 +264,69 @@ class Demo:
                         raise psycopg.Rollback
                 self.rolled_back += is_undone
                 self.committed += 0 if is_undone else size
-                self.committed_at |= {} if is_undone else dict.fromkeys(lot, time.time())
                 due = max(due + every_s, time.monotonic() - 1)
                 await until(self.is_ending.is_set, timeout_s=due - time.monotonic())
 
-    async def make_trouble(self) -> None:
-        """Every now and then kill a worker in the midst of its work, or rotate the queue."""
-        pause_s = min(10.0, (self.seconds or 40) / 4)
-        async with connect(self.dsn) as client:
-            while not await until(self.is_ending.is_set, timeout_s=pause_s):
-                *_, worker = workers = self.children.names
-                if len(workers) == 3 and worker in self.ready:
-                    self.children.signal(worker, signal.SIGUSR1)
-                await until(self.is_ending.is_set, timeout_s=pause_s)
-                for row in await fetch(client, "select * from cascade.rotate(%s)", QUEUE):
-                    if row["action"] == "switched":
-                        self.note(f"rotation: new events go to generation {row['generation']}; nobody waits")
+    async def make_trouble(self, group: asyncio.TaskGroup) -> None:
+        """Have the leaf switch providers, and kill a daemon; whether the end comes first does not matter."""
+        if await until(self.is_ending.is_set, timeout_s=self.seconds * 0.3):
+            return
+        self.where.change("s4", provider="s2")
+        self.note("the topology file says now that s4 copies from s2, not from s3; nobody is stopped")
+        if await until(self.is_ending.is_set, timeout_s=self.seconds * 0.3):
+            return
+        self.children.signal("daemon s2", signal.SIGKILL)
+        self.note("the daemon of s2 was killed (kill -9)")
+        await until(self.is_ending.is_set, timeout_s=min(3.0, self.seconds * 0.1))
+        group.create_task(self.daemon("s2"), name="daemon s2 again")
+        self.note("the daemon of s2 was started again")
+
+    async def catch_up(self) -> None:
+        """Wait until every node has the root's last tick, and every consumer is past it."""
+        async with AsyncExitStack() as stack:
+            clients = {node.name: await stack.enter_async_context(connect(self.where.dsn(node.name))) for node in NODES}
+            tick = await clients["s1"].queue(SET).tick()
+            async with asyncio.timeout(60):
+                for name, client in clients.items():
+                    while not await self.is_past(client, name, tick):  # noqa: ASYNC110 - nobody announces it
+                        await asyncio.sleep(0.1)
+        self.note(f"every node has tick {tick}")
+
+    async def is_past(self, client: Client, name: str, tick: int) -> bool:
+        """Whether a node, and its consumer, have come to a tick."""
+        [row] = await fetch(client, "select tick_id from cascade.nodes where set = %s", SET)
+        behind = await fetch(
+            client,
+            "select 1 from cascade.consumers where queue = %s and consumer = %s and tick_id < %s",
+            SET,
+            CONSUMER,
+            tick,
+        )
+        return bool(row["tick_id"] >= tick) and not behind
+
+    async def prove(self) -> list[dict[str, Any]]:
+        """Compare the logs of all carriers, and what every node has handled with what was committed."""
+        found = []
+        for node in NODES:
+            async with connect(self.where.dsn(node.name)) as client:
+                row: dict[str, Any] = {"node": node.name, "role": str(node.role), "events": None, "digest": None}
+                if node.role.is_carrier:
+                    row |= (await fetch(client, LOG))[0]
+                row |= (await fetch(client, DONE.get(node.role, DONE[Role.ROOT])))[0]
+                if node.role.is_root:
+                    wanted = (await fetch(client, WANTED))[0]
+                found.append(row)
+        root = found[0]
+        for row in found:
+            row["committed"] = wanted["committed"]
+            is_same_log = row["digest"] == root["digest"] or row["digest"] is None
+            row["is_equal"] = is_same_log and row.pop("done") == wanted["done"]
+        return found
 
     def hear(self, name: str, said: dict[str, Any]) -> None:
-        """Listen to a process; a lost worker is replaced once its work was taken over."""
-        self.ready.add(name)
-        if "worker" in said:
-            self.hear_report(said)
-        elif str(said.get("logger")).endswith("rotator") or said.get("level", "info") != "info":
-            self.note(f"{name}: {said['message']}")
-
-    def hear_report(self, said: dict[str, Any]) -> None:
-        """Count what a consumer has done; one that hangs in the midst of a batch is killed."""
-        worker, consumer, orders = said["worker"], said["consumer"], said["orders"]
-        if "hangs" in said:
-            self.children.signal(worker, signal.SIGKILL)
-            self.orphans, self.killed_at = set(orders), time.monotonic()
-            self.note(f"{worker} was killed (kill -9) amid a batch of {len(orders)}; its lease ends within 3 s")
-            return
-        self.done[consumer] += said["done"]
-        self.latencies[consumer] += (said["seen_at"] - self.committed_at[n] for n in orders if n in self.committed_at)
-        if said["retried"]:
-            self.note(f"{consumer} put an order back, to see it again in a second")
-        if consumer == "shipping" and not self.orphans.isdisjoint(orders):
-            self.note(f"{worker} was given those {time.monotonic() - self.killed_at:.1f} s later and handled them")
-            self.orphans = set()
-            if not self.is_ending.is_set():
-                self.start_worker()
+        """Listen to a daemon."""
+        if said.get("level", "info") not in ("info", "debug") or "copies from" in str(said.get("message")):
+            self.note(f"{name}: {str(said['message']).splitlines()[0]}")
 
     def note(self, text: str) -> None:
         """Tell what happened."""
@@ -304,47 +334,32 @@ class Demo:
         if self.live is None:
             click.echo(self.notes[-1], err=self.to_stderr)
 
-    async def watch(self, client: Client) -> None:
-        """Look at the queue twice a second and show it."""
+    async def watch(self) -> None:
+        """Look at every node once a second, and show the tree."""
         for turn in itertools.count():
-            [self.queue] = await fetch(client, STATE, QUEUE)
-            self.consumers = await fetch(client, "select * from cascade.consumers where queue = %s", QUEUE)
-            self.samples.append((time.monotonic(), self.committed, self.queue["last_tick"]))
-            while len(self.committed_at) > 100_000:
-                del self.committed_at[next(iter(self.committed_at))]
+            self.statuses = assess(self.where.topology, await observe(self.where.topology))
             if self.live is not None:
                 self.live.update(self.picture(), refresh=True)
-            elif turn % 2:
-                self.note(" | ".join([self.headline(), *map(self.brief, self.rows())]))
-            await asyncio.sleep(0.5)
+            elif turn % 3 == 2:
+                click.echo(f"\n{self.headline()}\n{self.tree()}\n", err=self.to_stderr)
+            await asyncio.sleep(1.0)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the consumers, with the latencies that half and nearly all of their last events stayed below."""
-        for row in self.consumers:
-            name, found = row["consumer"], sorted(self.latencies[row["consumer"]])
-            p50, p99 = (found[int(share * (len(found) - 1))] if found else None for share in (0.5, 0.99))
-            yield {**row, "done": self.done[name], "p50": p50, "p99": p99}
+    def tree(self) -> str:
+        """Return the set as it is now."""
+        return draw(self.where.topology.sets[SET], self.statuses)
 
     def headline(self) -> str:
-        """Return the state of the queue as one line."""
-        (then, *before), (now, *after) = self.samples[0], self.samples[-1]
-        events, ticks = ((new - old) / max(now - then, 0.001) for old, new in zip(before, after, strict=True))
-        where = f"{out.human_bytes(self.queue['bytes'])}, generation {self.queue['generation']}"
-        text = f"{self.committed} orders, {self.rolled_back} rolled back, {events:.0f} events/s, {ticks:.0f} ticks/s"
-        return f"{text}, {where}"
-
-    def brief(self, row: dict[str, Any]) -> str:
-        """Return the state of a consumer in a few words."""
-        p50, p99 = out.human(row["p50"], "seconds"), out.human(row["p99"], "seconds")
-        return f"{row['consumer']} {row['done']} done, {row['lag_events']} behind, p50 {p50}, p99 {p99}"
+        """Return what the producers did so far."""
+        return f"{self.committed} orders committed at s1, {self.rolled_back} rolled back"
 
     def picture(self) -> Group:
         """Return what is shown on a terminal."""
-        title = Text(f"queue {QUEUE}: {self.headline()}\n", style="bold")
-        table = out.table(STATE_COLUMNS, list(self.rows()), "consumers; p50 and p99 are from commit to handler")
         end = Text("\nCtrl-C ends it, with a proof", style="dim")
-        return Group(title, table, Text(), *(Text(out.printable(note)) for note in self.notes), end)
-
-
-if __name__ == "__main__":
-    asyncio.run(work(sys.argv[1]))
+        tree = Text(self.tree(), no_wrap=True)
+        return Group(
+            Text(f"{self.headline()}\n", style="bold"),
+            tree,
+            Text(),
+            *(Text(out.printable(note)) for note in self.notes),
+            end,
+        )

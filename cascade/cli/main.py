@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "consumer": "Where consumers stand, and moving them.",
-    "demo": "Watch a queue at work, and see that nothing is lost or doubled.",
+    "demo": "Watch four databases carry one queue, and see that none loses or doubles anything.",
     "dev": "PostgreSQL servers on this machine, for development and for the demo.",
     "node": "The daemon, and what an operator does to one node of a set.",
     "queue": "Make queues, look at them, publish and read.",

@@ -153,8 +153,8 @@ class Children:
     What they print, an object of JSON per line, is passed to `hear` with the child's name.
     """
 
-    def __init__(self, dsn: str, hear: Callable[[str, dict[str, Any]], None]) -> None:
-        self._dsn, self._hear = dsn, hear
+    def __init__(self, hear: Callable[[str, dict[str, Any]], None]) -> None:
+        self._hear = hear
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._ended: list[asyncio.subprocess.Process] = []
 
@@ -171,7 +171,6 @@ class Children:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             limit=1 << 24,
-            env=os.environ | {"CASCADE_DSN": self._dsn},
             start_new_session=True,
         )
         assert process.stdout is not None
