@@ -102,7 +102,7 @@ begin
            answer = null, answer_detail = null, answered_at = null
      where n.queue_id = v_node.queue_id
        and n.generation = coalesce(change_node.generation, n.generation)
-    returning n.* into v_node;
+    returning n.generation into v_node.generation;
     if not found then
         raise exception 'node "%" has moved on to generation %', v_node.node,
                         (select n.generation from cascade_internal.node as n where n.queue_id = v_node.queue_id)
