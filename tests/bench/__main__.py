@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from tests.bench import bulk, horizon, latency, machine, publish, reading, report, single, size
+from tests.bench import bulk, copying, hops, horizon, latency, machine, publish, reading, report, single, size
 from tests.bench.servers import SETTINGS, driver_name, started
 
-MEASURES = {module.NAME: module for module in (single, bulk, publish, reading, size, horizon, latency)}
+MEASURES = {module.NAME: module for module in (single, bulk, publish, reading, size, horizon, latency, copying, hops)}
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 
@@ -31,7 +31,7 @@ def main(
     """Measure Cascade beside PgQ and beside PostgreSQL's own limits.
 
     \b
-    make bench                                     everything, about five minutes
+    make bench                                     everything, about ten minutes
     make bench BENCH_ARGS=--quick                  everything, small: does it work?
     python -m tests.bench --only read --rounds 5   one measure, more rounds
     python -m tests.bench --list                   what there is

@@ -38,7 +38,7 @@ def run(bench: Bench) -> Iterator[Row]:
         with bench.connect() as conn:
             conn.execute(insert_many(f"queue.{queue}", bench.scaled(100_000, 20_000)).encode())
         bench.say(f"{count} events at {RATE}/s")
-        before, after = _trickle(bench, queue, count)
+        before, after = trickle(bench.dsn(), bench.dsn(), queue, count)
         for title, share, aim in (("p50", 0.5, 5.0), ("p99", 0.99, 25.0)):
             yield Row(
                 measure=NAME,
@@ -78,13 +78,16 @@ def _backends(bench: Bench) -> dict[str, int]:
         return dict(conn.execute(query, (["cascade/ticker", "cascade/rotator"],)).fetchall())
 
 
-def _trickle(bench: Bench, queue: str, count: int) -> tuple[list[float], list[float]]:
+def trickle(producer: str, reader: str, queue: str, count: int) -> tuple[list[float], list[float]]:
     """Return the latencies in milliseconds, from before the insert and from after its commit."""
-    command = [sys.executable, "-m", "tests.bench.consume", bench.dsn(), queue, str(count)]
+    command = [sys.executable, "-m", "tests.bench.consume", reader, queue, str(count)]
     statement = f"insert into queue.{queue} (type, payload) values ('placed', %s::json)".encode()
     committed: list[int] = []
     chance = random.Random(7)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as consumer, bench.connect() as conn:
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as consumer,
+        psycopg.connect(producer, autocommit=True) as conn,
+    ):
         assert consumer.stdout is not None
         too_late = threading.Timer(count / RATE + 60, consumer.kill)
         too_late.daemon = True
