@@ -165,8 +165,10 @@ class Copier:
                 cur = await local.execute(BEGIN, (self.home.set, me.provider, me.generation, after[0]))
                 partition: Any = await cur.fetchone()
                 size = await pipe(provider, found.query, local, partition[0], timer)
-                await self.check(provider, me, after, found)
-                await local.execute(FINISH, (self.home.set, found.ticks))
+                # The look at the provider must come before the commit, not before the ticks.
+                await asyncio.gather(
+                    self.check(provider, me, after, found), local.execute(FINISH, (self.home.set, found.ticks))
+                )
                 timer.extend()
         self.events += found.events
         self.bytes += size
