@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cascade.db import connect_sync
-from cascade.errors import CascadeError, SchemaError, TransientError
+from cascade.errors import CascadeError, ConfigError, SchemaError, TopologyError, TransientError
 from cascade.node import systemd
 from cascade.node.enroll import dsn_of
 from cascade.node.file import TopologyFile
@@ -27,6 +29,7 @@ from cascade.node.supervise import supervise
 from cascade.node.ticker import Ticker
 from cascade.retry import Backoff
 from cascade.sql import migrate
+from cascade.topology import Node
 
 log = logging.getLogger("cascade.node")
 
@@ -42,6 +45,18 @@ class DaemonSettings:
     install: bool = True
     rotate_every_s: float = 5.0
     stop_within_s: float = 10.0
+    link_timeout_s: float = field(default_factory=lambda: _seconds("CASCADE_LINK_TIMEOUT_S", 15.0))
+
+
+def _seconds(name: str, otherwise: float) -> float:
+    """Return a number of seconds from the environment."""
+    try:
+        found = float(os.environ.get(name, otherwise))
+    except ValueError:
+        found = 0.0
+    if not 0 < found < 86400:
+        raise ConfigError(f"{name} is {os.environ[name]!r}", hint="Give a number of seconds.")
+    return found
 
 
 async def run(settings: DaemonSettings, stop: asyncio.Event | None = None) -> int:
@@ -82,7 +97,7 @@ class Daemon:
 
     def _take_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        wanted = {signal.SIGTERM: self.stop.set, signal.SIGINT: self.stop.set}
+        wanted = {signal.SIGTERM: self._stop_in_time, signal.SIGINT: self._stop_in_time}
         if self.file is not None:
             wanted[signal.SIGHUP] = self.file.reload
         for number, act in wanted.items():
@@ -91,8 +106,19 @@ class Daemon:
             except (NotImplementedError, RuntimeError, ValueError):
                 break  # Not the main thread: whoever runs us there sets `stop`.
 
+    def _stop_in_time(self) -> None:
+        """Stop, and leave without goodbye when a thread does not let go: what is open is rolled back."""
+        self.stop.set()
+        timer = threading.Timer(self.settings.stop_within_s * 1.5, _leave)
+        timer.daemon = True
+        timer.start()
+
     async def _serve(self, group: asyncio.TaskGroup) -> None:
-        services: list[Service] = [Ticker(self.dsn), Rotator(self.dsn, interval_s=self.settings.rotate_every_s)]
+        link_s = self.settings.link_timeout_s
+        services: list[Service] = [
+            Ticker(self.dsn, timeout_s=link_s * 2),
+            Rotator(self.dsn, interval_s=self.settings.rotate_every_s, timeout_s=link_s * 4),
+        ]
         states = [self.report.add(service) for service in services]
         if self.settings.health is not None:
             group.create_task(Health(self.settings.health, self.report).run(self.stop), name="health")
@@ -113,9 +139,8 @@ class Daemon:
 
     async def _follow_file(self, file: TopologyFile, group: asyncio.TaskGroup, tasks: list[asyncio.Task[None]]) -> None:
         """Serve the nodes that the file gives this database, as it is now and as it changes."""
-        assert self.settings.database is not None
         while not self.stop.is_set():
-            wanted = {node.set: node for node in file.topology.nodes_at(self.settings.database)}
+            wanted = {node.set: node for node in self._nodes_of(file)}
             for name, (runner, ended) in list(self._members.items()):
                 if name not in wanted:
                     log.warning("set %s is no longer in the file: its node here is not served", name)
@@ -126,7 +151,8 @@ class Daemon:
                 if name in self._members:
                     self._members[name][0].change(node)
                     continue
-                runner = MemberRunner(Home(set=name, dsn=self.dsn, topology=file.get), node, self.report)
+                home = Home(set=name, dsn=self.dsn, topology=file.get, link_timeout_s=self.settings.link_timeout_s)
+                runner = MemberRunner(home, node, self.report)
                 ended = asyncio.Event()
                 self._members[name] = (runner, ended)
                 work = supervise(runner, self.report.add(runner), ended, is_lenient=True)
@@ -136,6 +162,17 @@ class Daemon:
             self._note_problem(file)
         for _, ended in self._members.values():
             ended.set()
+
+    def _nodes_of(self, file: TopologyFile) -> tuple[Node, ...]:
+        """Return the nodes of this database; a file that no longer has it changes nothing."""
+        assert self.settings.database is not None
+        try:
+            return file.topology.nodes_at(self.settings.database)
+        except TopologyError as error:
+            file.problem = str(error)
+            log.error("%s", error)
+            self._note_problem(file)
+            return tuple(runner.node for runner, _ in self._members.values())
 
     def _note_problem(self, file: TopologyFile) -> None:
         self.report.problems.pop("topology", None)
@@ -156,6 +193,11 @@ class Daemon:
                     state.error = str(error)
                 await pause(self.stop, delay)
         return False
+
+
+def _leave() -> None:
+    log.error("something did not end in time; leaving")
+    os._exit(1)
 
 
 async def _end(tasks: list[asyncio.Task[None]], within_s: float) -> None:

@@ -24,7 +24,9 @@ TICK: LiteralString = "select cascade.tick(%s)"
 REGISTER: LiteralString = "select cascade.register_subscriber(%s, %s, %s, %s)"
 CREATE: LiteralString = "select cascade.create_node(%s, %s, %s, %s, %s, %s, %s)"
 READMIT: LiteralString = "select cascade.readmit_node(%s, %s, %s)"
-OWN: LiteralString = "select node, role, provider, generation, state, file_provider from cascade.nodes where set = %s"
+OWN: LiteralString = (
+    "select node, role, provider, generation, state, file_provider, queue_id from cascade.nodes where set = %s"
+)
 SET_PROVIDER: LiteralString = "select cascade.set_provider(%s, %s, %s, %s)"
 FORGET: LiteralString = "select cascade.forget_subscriber(%s, %s)"
 JOIN: LiteralString = "select cascade.join_provider(%s, %s)"
@@ -44,11 +46,8 @@ async def own_node(conn: AsyncConnection, set_name: str) -> dict[str, Any] | Non
     """Return this database's node in a set, if it has one."""
     with translated():
         row: Any = await (await conn.execute(OWN, (set_name,))).fetchone()
-    return (
-        None
-        if row is None
-        else dict(zip(("node", "role", "provider", "generation", "state", "file_provider"), row, strict=True))
-    )
+    names = ("node", "role", "provider", "generation", "state", "file_provider", "queue_id")
+    return None if row is None else dict(zip(names, row, strict=True))
 
 
 async def enroll(home: Home, topology: Topology, node: Node, *, again: bool = False) -> bool:

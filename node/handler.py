@@ -30,9 +30,9 @@ def load_handler(spec: str) -> Handler:
         found = import_module(module_name)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # Whatever a module does while it is imported: it is not ours to die of.
         raise ConfigError(
-            f"handler {spec!r} cannot be loaded: {error}",
+            f"handler {spec!r} cannot be loaded: {type(error).__name__}: {error}",
             hint="Write 'package.module:function', and have the package where the daemon runs.",
         ) from error
     if not callable(found):

@@ -73,12 +73,17 @@ class LeafCopier(Copier):
     async def _apply(
         self, local: AsyncConnection, batch: Held[Any], begin: tuple[object, ...], finish: tuple[object, ...]
     ) -> None:
-        with translated():
+        with translated(), deadline(self.home.link_timeout_s, local) as timer:
             async with local.transaction():
                 await local.execute(BEGIN, begin)
                 if self._handler is not None and len(batch):
-                    with handling(self):
-                        await self._handler(batch, local)
+                    # A handler may take its time.
+                    timer.end()
+                    try:
+                        with handling(self):
+                            await self._handler(batch, local)
+                    finally:
+                        timer.extend()
                     if self._is_noted:
                         await local.execute(NOTE_ERROR, (self.home.set, None))
                 await local.execute(FINISH_LEAF, finish)

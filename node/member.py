@@ -2,8 +2,9 @@
 
     not there ── root ──> waits for `cascade set create`
         └── branch, leaf ──> enrolled ──> its role's services run
-                                             │ handler or role changed: started anew
-                                             └ provider changed in the file: switched, or drift
+                          │                  │ handler changed: started anew
+                          │                  └ provider changed in the file: switched, or drift
+                          └ another daemon serves it: stands by
 
 The database holds the truth.  The file says addresses, handlers, and what a new node is to be; for a
 node that exists its role is never taken from the file, and a provider only when the file began to ask for it.
@@ -16,17 +17,23 @@ import logging
 import time
 from typing import Any
 
-from cascade.errors import CascadeError, ConfigError, JoinError, TransientError
+from cascade.errors import CascadeError, ConfigError, JoinError, NodeNotFoundError, TransientError
 from cascade.node.enroll import enroll, own_node, switch
-from cascade.node.handler import load_handler
+from cascade.node.guard import Guard
+from cascade.node.handler import Handler, load_handler
 from cascade.node.health import Report
 from cascade.node.home import Home
+from cascade.node.pipe import deadline
+from cascade.node.processor import NOTE_ERROR
 from cascade.node.roles import SERVICES, services_of
 from cascade.node.service import pause
 from cascade.node.supervise import PASSING, supervise
 from cascade.topology import Node, Role
 
 log = logging.getLogger("cascade.node")
+
+#: A daemon that stands by looks so often whether it is needed.
+STANDBY_S = 1.0
 
 
 class MemberRunner:
@@ -46,14 +53,16 @@ class MemberRunner:
             self._changed.set()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Become the node, then serve it until `stop` is set or the file changes it."""
+        """Become the node, then serve it until `stop` is set or the file gives it another handler."""
         self.turned_at = None
         own = await self._enroll(stop)
         while own is not None and not stop.is_set():
-            self._changed.clear()
-            await self._compare(own)
-            await self._serve(Role(own["role"]), stop)
-            own = await self._own()
+            guard = await Guard.open(self.home, own["queue_id"])
+            try:
+                if await self._stand_by(guard, stop):
+                    await self._serve(Role(own["role"]), guard, stop)
+            finally:
+                guard.close()
 
     async def _own(self) -> dict[str, Any] | None:
         conn = await self.home.connect("node")
@@ -83,61 +92,113 @@ class MemberRunner:
         self.note = None
         return own
 
-    async def _compare(self, own: dict[str, Any]) -> None:
+    async def _stand_by(self, guard: Guard, stop: asyncio.Event) -> bool:
+        """Wait while another daemon serves this node; False when stopped."""
+        try:
+            while not stop.is_set():
+                if await guard.take():
+                    return True
+                self.note = "another daemon serves this node"
+                self.turned_at = time.monotonic()
+                await pause(stop, STANDBY_S)
+            return False
+        finally:
+            self.note = None
+
+    async def _serve(self, role: Role, guard: Guard, stop: asyncio.Event) -> None:
+        """Run the role's services until the file changes the handler, the guard is lost, or the end."""
+        spec = self.node.handler
+        services = services_of(role, self.home, await self._load_handler(role, spec, guard))
+        ended = asyncio.Event()
+        lost: Exception | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(
+                        supervise(service, self.report.add(service), ended, is_lenient=True), name=service.name
+                    )
+                    for service in services
+                ]
+                try:
+                    while not stop.is_set() and self.node.handler == spec:
+                        self._changed.clear()
+                        await self._compare(guard)
+                        self.turned_at = time.monotonic()
+                        await _either(stop, self._changed, guard.every_s)
+                except (*PASSING, CascadeError) as error:
+                    lost = error
+                ended.set()
+                for service in services:
+                    if (wakeups := getattr(service, "wakeups", None)) is not None:
+                        wakeups.wake()
+                if lost is not None:
+                    # Another daemon may serve the node now, and a service may wait for a database that is silent.
+                    await asyncio.wait(tasks, timeout=self.home.link_timeout_s)
+                    for task in tasks:
+                        task.cancel()
+        finally:
+            for service in services:
+                self.report.services.pop(service.name, None)
+        if lost is not None:
+            raise lost
+
+    async def _compare(self, guard: Guard) -> None:
         """Obey a new provider in the file, and report every other difference."""
         wanted, drift = self.node, []
+        with deadline(self.home.link_timeout_s, guard.conn):
+            own = await own_node(guard.conn, self.node.set)
+        if own is None:
+            raise NodeNotFoundError(f"set {wanted.set}: the node of this database is gone")
         if own["node"] != wanted.name:
             drift.append(f"the database is node {own['node']}, the file says {wanted.name}")
         if own["role"] != wanted.role:
             drift.append(f"its role is {own['role']}, the file says {wanted.role}")
-        if wanted.provider is not None and own["provider"] is not None and wanted.provider != own["provider"]:
-            if wanted.provider == own["file_provider"]:
-                drift.append(f"it copies from {own['provider']}, the file still says {wanted.provider}")
-            else:
-                try:
-                    await switch(self.home, wanted.provider, from_file=True)
-                except PASSING:
-                    raise
-                except CascadeError as error:
-                    drift.append(f"it copies from {own['provider']}; {wanted.provider} was refused: {error.args[0]}")
-        self.report.drift.pop(self.node.set, None)
+        if wanted.provider is not None and own["provider"] is not None and not drift:
+            drift += await self._obey(own, wanted.provider)
+        told, found = self.report.drift.get(wanted.set), "; ".join(drift)
+        self.report.drift.pop(wanted.set, None)
         if drift:
-            self.report.drift[self.node.set] = "; ".join(drift)
-            log.warning("set %s: TOPOLOGY_DRIFT: %s", self.node.set, "; ".join(drift))
+            self.report.drift[wanted.set] = found
+            if found != told:
+                log.warning("set %s: TOPOLOGY_DRIFT: %s", wanted.set, found)
 
-    async def _serve(self, role: Role, stop: asyncio.Event) -> None:
-        """Run the role's services until the file changes the node, or the end."""
-        handler = load_handler(self.node.handler) if self.node.handler is not None else None
-        if role is Role.BRANCH and handler is None:
-            await self._forget_handler()
-        ended = asyncio.Event()
-        services = services_of(role, self.home, handler)
-        self.turned_at = time.monotonic()
+    async def _obey(self, own: dict[str, Any], provider: str) -> list[str]:
+        """Switch to the provider that the file has begun to ask for; return what stands against it."""
+        if provider == own["file_provider"]:
+            same = provider == own["provider"]
+            return [] if same else [f"it copies from {own['provider']}, the file still says {provider}"]
         try:
-            async with asyncio.TaskGroup() as group:
-                for service in services:
-                    work = supervise(service, self.report.add(service), ended, is_lenient=True)
-                    group.create_task(work, name=service.name)
-                waiting = [asyncio.create_task(event.wait()) for event in (stop, self._changed)]
-                try:
-                    while not any(task.done() for task in waiting):
-                        await asyncio.wait(waiting, timeout=10.0, return_when=asyncio.FIRST_COMPLETED)
-                        self.turned_at = time.monotonic()
-                finally:
-                    for task in waiting:
-                        task.cancel()
-                    ended.set()
-                    for service in services:
-                        if (wakeups := getattr(service, "wakeups", None)) is not None:
-                            wakeups.wake()
-        finally:
-            for service in services:
-                self.report.services.pop(service.name, None)
+            # Also when it copies from there already: what the file says later is new only compared with this.
+            await switch(self.home, provider, from_file=True)
+        except (*PASSING, CascadeError) as error:
+            return [f"it copies from {own['provider']}; {provider}, which the file asks for: {error.args[0]}"]
+        return []
 
-    async def _forget_handler(self) -> None:
-        """A branch without a handler must not keep events for one."""
-        conn = await self.home.connect("node")
+    async def _load_handler(self, role: Role, spec: str | None, guard: Guard) -> Handler | None:
+        """Return the handler; a branch copies also when it cannot be loaded, a leaf cannot go on without."""
+        self.report.problems.pop(self.name, None)
+        if spec is None:
+            await self.home.call(guard.conn, NOTE_ERROR, self.node.set, None)
+            if role is Role.BRANCH:
+                # It must not keep events for a handler that it no longer has.
+                await self.home.call(guard.conn, "select cascade.set_processing(%s, false)", self.node.set)
+            return None
         try:
-            await self.home.call(conn, "select cascade.set_processing(%s, false)", self.node.set)
-        finally:
-            await conn.close()
+            return load_handler(spec)
+        except ConfigError as error:
+            await self.home.call(guard.conn, NOTE_ERROR, self.node.set, str(error))
+            self.report.problems[self.name] = str(error)
+            if role is not Role.BRANCH:
+                raise
+            log.error("set %s: %s", self.node.set, error)
+            return None
+
+
+async def _either(one: asyncio.Event, other: asyncio.Event, seconds: float) -> None:
+    """Wait until one of two events is set, but not longer than this."""
+    tasks = [asyncio.create_task(event.wait()) for event in (one, other)]
+    try:
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -43,9 +43,11 @@ def handling(service: HasError) -> Iterator[None]:
     """Call a handler: note its error, or that there is none any more."""
     try:
         yield
-    except (psycopg.OperationalError, asyncio.CancelledError):
+    except asyncio.CancelledError:
         raise
     except Exception as error:
+        if isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith(("08", "57P")):
+            raise  # The database went away: nothing that the handler could help.
         service.error = f"{type(error).__name__}: {error}"
         raise HandlerFailedError(f"the handler raised {service.error}") from error
     service.error = None

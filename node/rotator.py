@@ -10,6 +10,7 @@ from typing import LiteralString
 
 from cascade.db import AsyncConnection, connect, translated
 from cascade.names import QueueName
+from cascade.node.pipe import deadline
 from cascade.node.service import pause
 
 log = logging.getLogger("cascade.node.rotator")
@@ -53,9 +54,8 @@ class Rotator:
     async def turn(self) -> list[Step]:
         """Take the next step of every queue, and return what was done."""
         assert self._conn is not None
-        with translated():
-            async with asyncio.timeout(self._timeout_s):
-                rows = await (await self._conn.execute(ROTATE)).fetchall()
+        with translated(), deadline(self._timeout_s, self._conn):
+            rows = await (await self._conn.execute(ROTATE)).fetchall()
         self.turned_at = time.monotonic()
         steps = [Step(*row) for row in rows]  # type: ignore[arg-type]
         for step in steps:

@@ -15,6 +15,7 @@ import psycopg
 
 from cascade.db import connect
 from cascade.errors import CascadeError
+from cascade.node.pipe import deadline
 from cascade.retry import Backoff
 
 log = logging.getLogger("cascade.node.signals")
@@ -61,14 +62,16 @@ async def _listen(dsn: str, channel: str, wakeups: Wakeups, service: str) -> Non
         try:
             conn = await connect(dsn, service=service)
             try:
-                await conn.execute(f"listen {channel}".encode())
+                with deadline(ALIVE_S, conn):
+                    await conn.execute(f"listen {channel}".encode())
                 # What was committed before the LISTEN announced itself to nobody.
                 wakeups.wake()
                 while True:
                     async for _ in conn.notifies(timeout=ALIVE_S, stop_after=1):
                         wakeups.wake()
                     delays = Backoff(most_s=5.0).delays()
-                    await conn.execute("select 1")
+                    with deadline(ALIVE_S, conn):
+                        await conn.execute("select 1")
             finally:
                 conn.pgconn.finish()
         except (CascadeError, psycopg.Error, OSError) as error:

@@ -19,6 +19,7 @@ from typing import Any, LiteralString
 
 from cascade.db import AsyncConnection, connect, translated
 from cascade.names import QueueName, TickId
+from cascade.node.pipe import deadline
 
 log = logging.getLogger("cascade.node.ticker")
 
@@ -74,11 +75,12 @@ class Ticker:
         self._conn, self._armed, self.turned_at = conn, False, None
         try:
             with translated():
-                await conn.execute("listen cascade_insert")
+                with deadline(self._timeout_s, conn):
+                    await conn.execute("listen cascade_insert")
                 while not stop.is_set():
                     await self._wait(await self._plan(await self.turn()), stop)
                 if self._armed:
-                    await conn.execute(DISARM)
+                    await self._fetch(DISARM)
         finally:
             self._conn = None
             await conn.close()
@@ -141,5 +143,5 @@ class Ticker:
 
     async def _fetch(self, query: LiteralString) -> list[Any]:
         assert self._conn is not None
-        async with asyncio.timeout(self._timeout_s):
+        with deadline(self._timeout_s, self._conn):
             return await (await self._conn.execute(query)).fetchall()

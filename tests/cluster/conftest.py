@@ -44,7 +44,4 @@ def cascade(servers: list[Backend], tmp_path: Path) -> Iterator[Cascade]:
 @pytest.fixture
 def orders(cascade: Cascade) -> Cascade:
     """The picture, running: s1 root -> s2 branch, s1 -> s3 branch -> s4 leaf."""
-    cascade.define().create().start()
-    for name in cascade.carriers():
-        cascade.dbs[name].rows("select cascade.subscribe('orders', 'audit', 'earliest')")
-    return cascade
+    return cascade.define().run()
