@@ -81,7 +81,9 @@ def translate(error: psycopg.Error) -> errors.CascadeError | None:
         return errors.QueueNotFoundError(message, hint="cascade queue create NAME makes one.")
     if state == "42501":
         return errors.ForbiddenError(
-            message, hint="An operator grants it: cascade.grant_producer(), cascade.grant_consumer()."
+            message,
+            hint="An operator grants it: cascade.grant_producer() and cascade.grant_consumer() for applications,"
+            " membership in cascade_node or cascade_admin for operators.",
         )
     if state[:2] in ("08", "57") or state in ("40001", "40P01", "55P03", "53300"):
         return errors.TransientError(message, hint=error.diag.message_hint)

@@ -108,9 +108,9 @@ def add(set_name: str, node_name: str, path: Path, as_json: bool) -> None:
     \b
     cascade node add orders s5 -f orders.yaml
     """
+    from cascade.cli.set import install_if_needed
     from cascade.node.enroll import dsn_of, enroll
     from cascade.node.home import Home
-    from cascade.sql import migrate
     from cascade.sync import connect
 
     topology, node = find(path, set_name, node_name)
@@ -118,7 +118,7 @@ def add(set_name: str, node_name: str, path: Path, as_json: bool) -> None:
         raise click.UsageError(f"{node_name} is the root; cascade set create makes it")
     dsn = dsn_of(topology, node.database)
     with connect(dsn) as client:
-        migrate.install(client.connection())
+        install_if_needed(client)
     asyncio.run(enroll(Home(set=set_name, dsn=dsn, topology=lambda: topology), topology, node, again=True))
     done(node, "added", f"node {node_name} is a member; its daemon copies from {node.provider}", as_json=as_json)
 

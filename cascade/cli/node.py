@@ -60,7 +60,14 @@ class Address(click.ParamType[tuple[str, int]]):
     show_envvar=True,
     help="A database that stands alone: its queues are ticked and rotated.",
 )
-@click.option("--topology", "-f", type=click.Path(dir_okay=False, path_type=Path), help="The topology file.")
+@click.option(
+    "--topology",
+    "-f",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="CASCADE_TOPOLOGY",
+    show_envvar=True,
+    help="The topology file.",
+)
 @click.option("--database", "-d", metavar="NAME", help="Which database of the file to serve.")
 @click.option(
     "--log-format", type=click.Choice(["human", "json"]), default="human", show_default=True, help="Lines on stderr."
@@ -108,6 +115,8 @@ def run(
             "no database was named",
             hint="Pass --topology FILE and --database NAME, or --dsn; CASCADE_DSN serves for the latter.",
         )
+    if database is None and dsn is not None:
+        topology = None  # The environment names a file, the command line a database that stands alone.
     if (topology is None) != (database is None):
         raise ConfigError(
             "--topology and --database go together",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +13,9 @@ from cascade.cli import output as out
 from cascade.cli.status import FILE_OPTION
 from cascade.errors import NodeExistsError
 from cascade.topology import Topology, load
+
+if TYPE_CHECKING:
+    from cascade.sync import Client
 
 
 @click.group("set")
@@ -40,14 +44,13 @@ def create(name: str, path: Path, as_json: bool) -> int:
     from psycopg.types.json import Jsonb
 
     from cascade.node.enroll import dsn_of, location_of
-    from cascade.sql import migrate
     from cascade.sync import connect
 
     topology = load(path)
     root = topology.find(name, topology.sets[name].root.name) if name in topology.sets else topology.find(name, "")
     silent = check_nobody_reigns(topology, name)
     with connect(dsn_of(topology, root.database)) as client:
-        migrate.install(client.connection())
+        install_if_needed(client)
         uid = client.call(
             "select cascade.create_set(%s, %s, %s, %s)",
             name,
@@ -63,6 +66,14 @@ def create(name: str, path: Path, as_json: bool) -> int:
         as_json=as_json,
     )
     return 0
+
+
+def install_if_needed(client: Client) -> None:
+    """Install the schema where it is not; whoever only uses it need not be its owner."""
+    from cascade.sql import migrate
+
+    if migrate.status(client.connection()).state != "current":
+        migrate.install(client.connection())
 
 
 def check_nobody_reigns(topology: Topology, name: str) -> list[str]:

@@ -44,13 +44,17 @@ def check_command(words: list[str]) -> None:
     """Have the real command line read a command, without running it; an option it does not know is an error."""
     command: click.Command = cli
     name, rest = "cascade", words
+    # Options such as -h come from the context above, and a command remembers them from its first use.
+    context = click.Context(command, info_name=name, **command.context_settings)
     while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
         name, *rest = rest
-        found = command.get_command(click.Context(command), name)
+        found = command.get_command(context, name)
         assert found is not None, f"cascade {shlex.join(words)}: there is no {name}"
         command = found
+        if isinstance(command, click.Group):
+            context = click.Context(command, context, info_name=name, **command.context_settings)
     if not isinstance(command, click.Group):
-        command.make_context(name, list(rest))
+        command.make_context(name, list(rest), parent=context)
 
 
 # systemd
