@@ -22,8 +22,10 @@ begin
            tick_id = case when excluded.generation > t.generation then excluded.tick_id else greatest(t.tick_id, excluded.tick_id) end,
            is_direct = t.is_direct or excluded.is_direct, is_waiting = excluded.is_waiting, at = excluded.at, heard_at = clock_timestamp()
      where excluded.generation > t.generation
-        or (excluded.generation = t.generation and excluded.at >= t.at
-            and (excluded.tick_id > t.tick_id or excluded.is_waiting <> t.is_waiting or excluded.is_direct > t.is_direct
+        or (excluded.generation = t.generation
+            -- Who stands further says so later, whatever the clocks say: they tell equal positions apart only.
+            and (excluded.tick_id > t.tick_id or excluded.is_direct > t.is_direct
+                 or (excluded.at >= t.at and excluded.is_waiting <> t.is_waiting)
                  or excluded.at > t.at + interval '1 s'));
     get diagnostics v_count = row_count;
     return v_count;
