@@ -30,7 +30,7 @@ begin
         select p.oid::regprocedure as signature
           from pg_catalog.pg_proc as p
          where p.pronamespace = 'cascade_internal'::regnamespace
-           and (p.prosecdef or p.proname = 'wake')
+           and (p.prosecdef and p.proname not in ('post', 'post_many', 'reserve_id') or p.proname = 'wake')
     loop
         execute format('grant execute on function %s to public', v_function.signature);
     end loop;
@@ -43,6 +43,7 @@ begin
             execute format('grant select on all tables in schema cascade to %I', v_role);
             if v_role = 'cascade_admin' then
                 execute format('grant execute on all functions in schema cascade to %I', v_role);
+                execute format('grant execute on function %s to %I', cascade_internal.producer_functions(), v_role);
             else
                 execute format('grant execute on function cascade.tick(text), cascade.make_ticks(), cascade.rotate(text),'
                                ' cascade.arm_ticker(), cascade.disarm_ticker(), cascade.version(), %s, %s to %I',

@@ -310,6 +310,20 @@ def test_the_admin_role_may_do_everything_and_the_node_role_its_part(db: Databas
     assert outcome(conn, "select cascade.drop_queue('q', true)") == "ok"
 
 
+def test_a_daemon_s_role_cannot_pass_itself_off_as_a_producer(db: Database, role: str) -> None:
+    """It may use the schema that holds the inner functions, which believe who they are told calls."""
+    db.admin().execute(sql.SQL("grant cascade_node to {}").format(sql.Identifier(role)))
+    conn = db.connect(role)
+    for call in (
+        f"cascade_internal.post('q', '1', null, null, null, null, '{OWNER}')",
+        f"cascade_internal.post_many('q', array['1']::json[], null, null, null, null, null, '{OWNER}')",
+        f"cascade_internal.reserve_id('q', '{OWNER}')",
+        "cascade_internal.cut(1, false)",
+        "cascade_internal.post_control((select q from cascade_internal.queue as q limit 1), 'x', '{}')",
+    ):
+        assert outcome(conn, f"select {call}") == "42501", call
+
+
 def test_functions_that_run_as_the_owner_fix_their_search_path(db: Database) -> None:
     found = db.rows(
         "select p.oid::regprocedure::text from pg_proc as p"

@@ -1,12 +1,17 @@
 -- Which functions a producer and a consumer may call.  Each of them checks the caller's
--- right to the queue itself; these lists only keep everybody else out altogether.
+-- right to the queue itself; these lists only keep everybody else out altogether.  The inner
+-- halves of the producers' functions are granted with the outer ones, and not to everybody:
+-- daemons may use the schema they are in, and could pass themselves off as a producer.
 create or replace function cascade_internal.producer_functions()
 returns text
 language sql immutable set search_path = pg_catalog, pg_temp
 as $$
     select 'cascade.post(text, json, text, text, json, bigint),'
            'cascade.post_many(text, json[], text, text, json, text[], text[]),'
-           'cascade.reserve_id(text)'
+           'cascade.reserve_id(text),'
+           'cascade_internal.post(text, json, text, text, json, bigint, name),'
+           'cascade_internal.post_many(text, json[], text, text, json, text[], text[], name),'
+           'cascade_internal.reserve_id(text, name)'
 $$;
 comment on function cascade_internal.producer_functions() is 'The functions granted to producers.';
 
