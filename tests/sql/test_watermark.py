@@ -69,6 +69,8 @@ def test_late_and_repeated_tells_change_nothing(nodes: Nodes) -> None:
         assert s2.tell(rows=[late]) == 0
     assert s1.rows("select * from cascade_internal.told") == before
     assert s2.tell(rows=[tells[3]]) == 1
+    s2.tell(rows=[tells[0] | {"at": later(tells[3], 5)}])
+    assert told(s1, "s2") == (1, ticks[3]), "a sign of life does not set it back"
 
 
 def test_a_tell_that_was_said_before_another_and_says_more_is_heard(nodes: Nodes) -> None:
@@ -125,7 +127,7 @@ def test_a_tell_from_before_a_member_was_taken_back_is_ignored(nodes: Nodes) -> 
     old = s2.report()
     s1.rows("select cascade.mark_dead('q', 's2')")
     again = s1.value("select cascade.add_member('q', 's2', 'branch', again => true)")
-    assert s2.tell(rows=old) == 0
+    assert s2.tell(rows=[old[0] | {"tick_id": s1.tick()}]) == 0
     assert s1.member("s2") == again["since_tick"]
     assert s2.tell(rows=[old[0] | {"generation": again["generation"]}]) == 1
     assert s1.member("s2") == old[0]["tick_id"]

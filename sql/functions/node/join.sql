@@ -11,7 +11,7 @@ begin
     return jsonb_build_object(
         'set_uid', v_node.set_uid, 'node', v_node.node, 'role', v_node.role, 'provider', v_node.provider,
         'generation', v_node.generation, 'state', v_node.state, 'answer', v_node.answer, 'known_from', v_node.known_from,
-        'queue_id', v_queue.queue_id, 'is_dirty', cascade_internal.is_dirty(v_queue, v_tick),
+        'queue_id', v_queue.queue_id, 'is_dirty', cascade_internal.is_dirty(v_queue, v_tick), 'at', clock_timestamp(),
         'tick', to_jsonb(v_tick), 'terms', cascade_internal.known_terms(v_queue.queue_id));
 end
 $$;
@@ -64,7 +64,7 @@ begin
         perform cascade_internal.hear(v_queue.queue_id, join_provider.subscriber->>'node', jsonb_build_array(jsonb_build_object(
             'node', join_provider.subscriber->>'node', 'generation', join_provider.subscriber->'generation',
             'term_uid', join_provider.subscriber->'tick'->'term_uid', 'tick_id', join_provider.subscriber->'tick'->'tick_id',
-            'is_waiting', false, 'at', clock_timestamp())));
+            'is_waiting', false, 'at', coalesce(join_provider.subscriber->'at', to_jsonb(clock_timestamp())))));
     end if;
     return jsonb_build_object(
         'answer', v_answer.answer, 'detail', v_answer.detail, 'node', v_node.node, 'role', v_node.role,
@@ -115,7 +115,9 @@ begin
     select a.uid as one, b.uid as other into v_pair
       from cascade_internal.term as a join cascade_internal.term as b using (queue_id)
      where a.queue_id = v_id and a.uid < b.uid
-       and (a.number = b.number or a.parent_uid = b.parent_uid)
+       and (a.number = b.number or a.parent_uid is not distinct from b.parent_uid)
+       and not exists (select from cascade_internal.path_terms(v_id, a.uid) as p where p.uid = b.uid)
+       and not exists (select from cascade_internal.path_terms(v_id, b.uid) as p where p.uid = a.uid)
      limit 1;
     if found then
         join_answer.answer := 'conflict';
@@ -123,13 +125,11 @@ begin
         return;
     end if;
 
-    -- A term of this node's path that ended elsewhere, below where this node stands.
+    -- The term that ended this root's, or this branch's before where it stands.
     select v.* into v_over
       from cascade_internal.term as v
      where v.queue_id = v_id
-       and v.parent_uid in (select p.uid from cascade_internal.path_terms(v_id, v_last.term_uid) as p)
-       and v.uid not in (select p.uid from cascade_internal.path_terms(v_id, v_last.term_uid) as p)
-       and (v_node.role = 'root' or (v.fork->>'tick_id')::bigint < v_last.tick_id)
+       and (v_node.role = 'root' and v.parent_uid = v_last.term_uid or cascade_internal.is_past(v_last, v))
      limit 1;
     if found then
         join_answer.answer := 'stale';
@@ -144,10 +144,10 @@ begin
         join_answer.answer := 'rewound';
         join_answer.detail := format('root %s has lost tick %s, which %s has', v_node.node, v_t.tick_id, v_name);
     elsif v_same.chain <> v_t.chain
+          or v_same.tick_id is null and v_t.tick_id between v_first.tick_id and v_last.tick_id
           or not exists (select from cascade_internal.path_terms(v_id, v_last.term_uid) as p where p.uid = v_t.term_uid)
              and not exists (select from cascade_internal.path_terms(v_id, v_t.term_uid) as p where p.uid = v_last.term_uid)
-          or exists (select from cascade_internal.path_terms(v_id, v_last.term_uid) as p
-                      where p.parent_uid = v_t.term_uid and (p.fork->>'tick_id')::bigint < v_t.tick_id) then
+          or exists (select from cascade_internal.path_terms(v_id, v_last.term_uid) as p where cascade_internal.is_past(v_t, p)) then
         join_answer.answer := 'diverged';
         join_answer.detail := format('%s and %s went different ways before tick %s', v_node.node, v_name, v_t.tick_id);
     elsif v_t.tick_id < v_first.tick_id then
@@ -175,6 +175,21 @@ as $$
     select p.* from path as p
 $$;
 comment on function cascade_internal.path_terms(integer, uuid) is 'A term and all that led to it.';
+
+-- Whether a tick lies beyond the fork at which a term ended the tick's own, or beside it: a root that lost
+-- its tail makes other ticks under the same ids, and only their chains differ.
+create or replace function cascade_internal.is_past(tick cascade_internal.tick, successor cascade_internal.term)
+returns boolean
+language plpgsql immutable set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (is_past.successor).parent_uid = (is_past.tick).term_uid
+       and (((is_past.successor).fork->>'tick_id')::bigint < (is_past.tick).tick_id
+            or ((is_past.successor).fork->>'tick_id')::bigint = (is_past.tick).tick_id
+               and ((is_past.successor).fork->>'chain')::bytea <> (is_past.tick).chain);
+end
+$$;
+comment on function cascade_internal.is_past(cascade_internal.tick, cascade_internal.term) is 'Whether a tick lies past the end that a later term made of its own.';
 
 -- cascade.raise_answer(answer, detail): each answer that stops a node has an SQLSTATE and a remedy.
 create or replace function cascade_internal.raise_answer(answer text, detail text)
