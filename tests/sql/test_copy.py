@@ -661,6 +661,29 @@ def test_control_events_are_applied_in_the_order_in_which_they_were_made(nodes: 
     assert s2.member("s4", "location") == {"dsn": "service=d4"}
 
 
+def test_a_leaf_is_handed_the_control_events_and_keeps_no_events(nodes: Nodes) -> None:
+    """It has no watermark to obey: it carries nothing."""
+    s1 = nodes.root()
+    leaf = nodes.add("s2", role="leaf")
+    s1.rows("select cascade.add_member('q', 's4', 'leaf')")
+    s1.insert(1)
+    s1.tick()
+    fetched = fetched_by(leaf)
+    query = "select jsonb_agg(jsonb_build_object('type', type, 'payload', payload) order by id) from ({}) as e where {}"
+    controls = s1.value(query.format(fetched.query, "origin = '.cascade'"))
+    controls.append({"type": "cascade.global-watermark", "payload": {"tick_id": fetched.to_tick}})
+    begin = "select cascade.begin_copy('q', 's1', %s, %s)"
+    finish = "select cascade.finish_leaf_copy('q', %s, %s)"
+    with leaf.main.transaction():
+        assert leaf.value(begin, fetched.generation, fetched.after[0]) is None
+        assert leaf.value(finish, Jsonb(fetched.ticks), Jsonb(controls)) == fetched.to_tick
+    assert leaf.position() == fetched.to_tick
+    assert leaf.member("s4", "state") == "live"
+    assert leaf.watermark() is None
+    assert texts(leaf) == []
+    assert [tick[:5] for tick in leaf.log().ticks] == [tick[:5] for tick in s1.log().ticks]
+
+
 def test_a_control_event_of_an_unknown_kind_is_kept_and_harms_nobody(nodes: Nodes) -> None:
     s1, s2 = nodes.line()
     s1.rows("select cascade_internal.post_control(q, 'cascade.future', '{\"x\": 1}') from cascade_internal.queue as q")

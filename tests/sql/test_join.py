@@ -265,6 +265,19 @@ def test_a_node_that_followed_a_lost_tick_has_diverged_from_a_branch_that_did_no
     assert s2.value("select state from cascade.nodes") == "diverged"
 
 
+def test_a_tick_that_its_provider_does_not_have_between_others_is_no_common_one(nodes: Nodes) -> None:
+    """Were it "on path", the node would join, be refused what follows, and join again, for ever."""
+    s1, s2 = nodes.line()
+    s3 = nodes.add("s3")
+    here = nodes.settle()
+    for _ in range(2):
+        s1.tick()
+    s3.catch_up()
+    s3.main.execute(f"delete from cascade_internal.tick_{s3.queue_id}_0 where tick_id = %s".encode(), (here,))
+    assert s2.position() == here
+    assert s2.join(s3)["answer"] == "diverged"
+
+
 def test_a_node_beyond_the_fork_of_its_provider_has_diverged(nodes: Nodes) -> None:
     s1, s2 = nodes.line()
     nodes.settle()

@@ -396,6 +396,12 @@ def test_a_provider_must_be_a_known_carrier(nodes: Nodes) -> None:
             s2.rows("select cascade.set_provider('q', %s)", name)
     with refused("QC003", "no provider"):
         s2.rows("select cascade.set_provider('q', null)")
+    for end in ("mark_dead", "drop_member"):
+        s1.rows("select cascade.add_member('q', 's4', 'branch', again => true)")
+        s1.rows(f"select cascade.{end}('q', 's4')")
+        nodes.settle()
+        with refused("QC208", 'cannot copy from "s4"'):
+            s2.rows("select cascade.set_provider('q', 's4')")
     for call in ("set_provider('q', 's2')", "pause_node('q')", "resume_node('q')"):
         with refused("QC208", "is the root"):
             s1.rows(f"select cascade.{call}")

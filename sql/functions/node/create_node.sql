@@ -128,9 +128,9 @@ begin
             using errcode = 'QC106', hint = format('Known are %s.',
                 (select string_agg(m.node, ', ' order by m.node_no) from cascade_internal.member as m
                   where m.queue_id = (check_provider.node).queue_id and m.role <> 'leaf' and m.state = 'live'));
-    elsif v_member.role = 'leaf' or v_member.node = (check_provider.node).node then
+    elsif v_member.role = 'leaf' or v_member.state <> 'live' or v_member.node = (check_provider.node).node then
         raise exception 'node "%" cannot copy from "%"', (check_provider.node).node, check_provider.provider
-            using errcode = 'QC208', hint = 'A leaf keeps no queue, and nobody is their own provider.';
+            using errcode = 'QC208', hint = 'A leaf keeps no queue, a member that was dropped or marked dead is gone, and nobody is their own provider.';
     end if;
 end
 $$;
