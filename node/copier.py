@@ -127,12 +127,13 @@ class Copier:
             position = (me.tick_id, me.chain)
             while not stop.is_set():
                 found = await self.turn(local, provider, me, *position)
-                if found is None:
-                    await self.wakeups.wait(self.pace.poll_s)
-                    if await self.home.generation(local) != me.generation:
-                        return
-                else:
+                if found is not None:
                     position = (found.to_tick, found.to_chain)
+                elif await self.home.generation(local) != me.generation:
+                    return
+                # A tick made since then announces itself, so there is no need to ask whether there is more.
+                if found is None or found.to_tick == found.last_tick:
+                    await self.wakeups.wait(self.pace.poll_s)
 
     async def turn(
         self, local: AsyncConnection, provider: AsyncConnection, me: Standing, tick_id: int, chain: bytes

@@ -27,6 +27,8 @@ READMIT: LiteralString = "select cascade.readmit_node(%s, %s, %s)"
 OWN: LiteralString = (
     "select node, role, provider, generation, state, file_provider, queue_id from cascade.nodes where set = %s"
 )
+KNOWN_LOCATION: LiteralString = "select location from cascade.members where set = %s and node = %s"
+ROOT_NAME: LiteralString = "select root from cascade.nodes where set = %s"
 SET_PROVIDER: LiteralString = "select cascade.set_provider(%s, %s, %s, %s)"
 FORGET: LiteralString = "select cascade.forget_subscriber(%s, %s)"
 JOIN: LiteralString = "select cascade.join_provider(%s, %s)"
@@ -98,6 +100,24 @@ async def enroll(home: Home, topology: Topology, node: Node, *, again: bool = Fa
                 start["tick_id"],
             )
         return made
+    finally:
+        await local.close()
+
+
+async def announce(home: Home, topology: Topology, node: Node) -> None:
+    """Have the root publish where a node is, if the file says something else than everybody knows."""
+    wanted = location_of(topology, node)
+    local = await home.connect("enroll")
+    try:
+        if await home.call(local, KNOWN_LOCATION, node.set, node.name) == wanted.obj:
+            return
+        root_name = await home.call(local, ROOT_NAME, node.set)
+        root = await connect(await home.address(local, root_name), service=f"{node.name}/enroll")
+        try:
+            await home.call(root, ADD, node.set, node.name, node.role, wanted, False)
+        finally:
+            await root.close()
+        log.info("set %s: node %s is announced at its new place", node.set, node.name)
     finally:
         await local.close()
 

@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from cascade.errors import CascadeError, ConfigError, JoinError, NodeNotFoundError, TransientError
-from cascade.node.enroll import enroll, own_node, switch
+from cascade.node.enroll import announce, enroll, own_node, switch
 from cascade.node.guard import Guard
 from cascade.node.handler import Handler, load_handler
 from cascade.node.health import Report
@@ -56,6 +56,8 @@ class MemberRunner:
         """Become the node, then serve it until `stop` is set or the file gives it another handler."""
         self.turned_at = None
         own = await self._enroll(stop)
+        if own is not None and not self.node.role.is_root:
+            await self._announce()
         while own is not None and not stop.is_set():
             guard = await Guard.open(self.home, own["queue_id"])
             try:
@@ -91,6 +93,15 @@ class MemberRunner:
             own = await self._own()
         self.note = None
         return own
+
+    async def _announce(self) -> None:
+        """Tell the others where this node is; who does not hear of it now does so at the next start."""
+        topology = self.home.topology()
+        assert topology is not None, "members come from a file"
+        try:
+            await announce(self.home, topology, self.node)
+        except (*PASSING, CascadeError) as error:
+            log.info("set %s: where node %s is was not announced: %s", self.node.set, self.node.name, error)
 
     async def _stand_by(self, guard: Guard, stop: asyncio.Event) -> bool:
         """Wait while another daemon serves this node; False when stopped."""
