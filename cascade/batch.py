@@ -20,7 +20,7 @@ T = TypeVar("T")
 NEXT_BATCH: LiteralString = (
     "select batch_id, from_tick, to_tick, events from cascade.next_batch(%(queue)s, %(consumer)s,"
     " max_ticks => %(max_ticks)s, max_events => %(max_events)s, worker => %(worker)s,"
-    " lease => %(lease)s, exclusive => %(exclusive)s, after => %(after)s)"
+    " lease => %(lease)s, exclusive => %(exclusive)s, after => %(after)s, finish => %(finish)s)"
 )
 EVENTS: LiteralString = f"select {COLUMNS} from cascade.batch_events(%s)"
 FINISH: LiteralString = "select cascade.finish_batch(%s, %s)"
@@ -41,8 +41,10 @@ class Reading:
     lease: timedelta | None = None
     exclusive: bool = False
 
-    def arguments(self, queue: QueueName, after: BatchId | None) -> dict[str, object]:
-        """Return what NEXT_BATCH wants."""
+    def arguments(
+        self, queue: QueueName, *, after: BatchId | None = None, finish: BatchId | None = None
+    ) -> dict[str, object]:
+        """Return what NEXT_BATCH wants: the batch after one at hand, and the one that is done."""
         return {
             "queue": queue,
             "consumer": self.consumer,
@@ -52,6 +54,7 @@ class Reading:
             "lease": self.lease,
             "exclusive": self.exclusive,
             "after": after,
+            "finish": finish,
         }
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, LiteralString, Protocol, Self, TypeVar
@@ -138,17 +138,13 @@ async def read_batch(
 ) -> Batch[T] | None:
     """Take the next batch and read its events; None when there is nothing to do.
 
-    Finishing another batch first shares its transaction and round trip.
+    Another batch is finished in the same step: both or neither.
     """
+    arguments = reading.arguments(queue, after=after, finish=finishing.id if finishing else None)
     async with conn.cursor(binary=True) as cur:
         raw_json(cur.adapters)
-        if finishing is None:
-            await cur.execute(NEXT_BATCH, reading.arguments(queue, after))
-        else:
-            with finishing.closing(), translated():
-                async with conn.pipeline():
-                    await conn.execute(FINISH, (finishing.id, False))
-                    await cur.execute(NEXT_BATCH, reading.arguments(queue, after))
+        with finishing.closing() if finishing else nullcontext(), translated():
+            await cur.execute(NEXT_BATCH, arguments)
         row: Any = await cur.fetchone()
         if row is None:
             return None

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from cascade.names import EventId
 
@@ -15,40 +15,43 @@ T = TypeVar("T")
 #: The columns of cascade.batch_events(), in the order in which Event looks at them.
 COLUMNS = "id, time, txid, type, key, payload, headers, origin, origin_id, attempt"
 
+#: What the database says in those columns; json as text.
+Row: TypeAlias = tuple[EventId, datetime, int, str | None, str | None, str, str | None, str | None, EventId | None, int]
+
 
 class Event(Generic[T]):
     """One event of a batch.  The payload is decoded each time it is asked for."""
 
     __slots__ = ("_decode", "_row")
 
-    def __init__(self, row: tuple[Any, ...], decode: Callable[[str], T]) -> None:
+    def __init__(self, row: Row, decode: Callable[[str], T]) -> None:
         self._row = row
         self._decode = decode
 
     @property
     def id(self) -> EventId:
         """Identifies the event on every node, for ever."""
-        return cast(EventId, self._row[0])
+        return self._row[0]
 
     @property
     def time(self) -> datetime:
         """When its transaction began."""
-        return cast(datetime, self._row[1])
+        return self._row[1]
 
     @property
     def txid(self) -> int:
         """Its transaction, on the queue's clock."""
-        return cast(int, self._row[2])
+        return self._row[2]
 
     @property
     def type(self) -> str | None:
         """What happened."""
-        return cast("str | None", self._row[3])
+        return self._row[3]
 
     @property
     def key(self) -> str | None:
         """Whom it concerns."""
-        return cast("str | None", self._row[4])
+        return self._row[4]
 
     @property
     def payload(self) -> T:
@@ -58,7 +61,7 @@ class Event(Generic[T]):
     @property
     def payload_text(self) -> str:
         """The payload as it was inserted, byte for byte."""
-        return cast(str, self._row[5])
+        return self._row[5]
 
     @property
     def headers(self) -> Any:
@@ -68,17 +71,17 @@ class Event(Generic[T]):
     @property
     def origin(self) -> str | None:
         """The set it came from, in a combined queue."""
-        return cast("str | None", self._row[7])
+        return self._row[7]
 
     @property
     def origin_id(self) -> EventId | None:
         """Its id there."""
-        return cast("EventId | None", self._row[8])
+        return self._row[8]
 
     @property
     def attempt(self) -> int:
         """How often this consumer was given the event, this time included."""
-        return cast(int, self._row[9])
+        return self._row[9]
 
     def __repr__(self) -> str:
         return f"<Event {self.id} type={self.type!r} key={self.key!r} attempt={self.attempt}>"

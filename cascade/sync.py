@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, LiteralString, Self, TypeVar, cast
@@ -215,16 +215,13 @@ class Queue(Generic[T]):
                 done = batch
 
     def _read(self, reading: Reading, *, finishing: Batch[T] | None = None) -> Batch[T] | None:
-        """Take a batch and read it; finishing another one first shares its transaction and round trip."""
+        """Take a batch and read it; another one is finished in the same step: both or neither."""
         conn = self._client.connection()
+        arguments = reading.arguments(self.name, finish=finishing.id if finishing else None)
         with translated(), conn.cursor(binary=True) as cur:
             raw_json(cur.adapters)
-            if finishing is None:
-                cur.execute(statements.NEXT_BATCH, reading.arguments(self.name, None))
-            else:
-                with finishing.closing(), translated(), conn.pipeline():
-                    conn.execute(statements.FINISH, (finishing.id, False))
-                    cur.execute(statements.NEXT_BATCH, reading.arguments(self.name, None))
+            with finishing.closing() if finishing else nullcontext(), translated():
+                cur.execute(statements.NEXT_BATCH, arguments)
             row: Any = cur.fetchone()
             if row is None:
                 return None

@@ -55,7 +55,8 @@ FUNCTIONS: list[tuple[str, str, dict[str, str]]] = [
             "subscribe": "Changes nothing and returns where the consumer stands now; `at` is not looked at.",
             "unsubscribe": "Returns false.",
             "seek": "Puts the consumer on the place named, whatever it did meanwhile.",
-            "next_batch": "Returns the same batch until it is finished, given back or its lease has run out.",
+            "next_batch": "Returns the same batch until it is finished, given back or its lease has run out;"
+            " with `finish`, the batch that the first call took.",
             "batch_events": "Returns the same events while the batch is open.",
             "finish_batch": "Returns where the consumer stands now. With `once => true`: raises QC204.",
             "renew_batch": "Extends the lease again, from now.",

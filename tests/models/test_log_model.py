@@ -178,7 +178,10 @@ class LogMachine(RuleBasedStateMachine):
         consumer = self.consumers[which]
         name = None if which == 0 else worker
         row = self.db.next(consumer.name, self.queue, worker=name, max_ticks=max_ticks)
-        holder = name or ""
+        self.check_taken(consumer, name or "", max_ticks, row)
+
+    def check_taken(self, consumer: Consumer, holder: str, max_ticks: int, row: tuple[int, ...] | None) -> None:
+        """Give the model's consumer what it should get, and compare."""
         if held := consumer.held.get(holder):
             assert row is not None
             assert row[0] == held.batch_id
@@ -211,9 +214,31 @@ class LogMachine(RuleBasedStateMachine):
     @rule(which=st.sampled_from([0, 1]), worker=st.sampled_from(["a", "b"]), put_back=st.booleans())
     def finish(self, which: int, worker: str, put_back: bool) -> None:
         consumer = self.consumers[which]
-        held = consumer.held.pop(worker if which else "", None)
-        if held is None:
-            return
+        if (held := consumer.held.pop(worker if which else "", None)) is not None:
+            self.work(consumer, held, put_back)
+            self.db.finish(held.batch_id)
+
+    @rule(
+        which=st.sampled_from([0, 1]),
+        worker=st.sampled_from(["a", "b"]),
+        max_ticks=st.integers(1, 3),
+        put_back=st.booleans(),
+        is_lost=st.booleans(),
+    )
+    def finish_and_take(self, which: int, worker: str, max_ticks: int, put_back: bool, is_lost: bool) -> None:
+        """One step; asked once more, after a lost reply, it gives the same answer."""
+        consumer = self.consumers[which]
+        name = None if which == 0 else worker
+        if (held := consumer.held.pop(name or "", None)) is not None:
+            self.work(consumer, held, put_back)
+            arguments = {"worker": name, "max_ticks": max_ticks, "finish": held.batch_id}
+            row = self.db.next(consumer.name, self.queue, **arguments)
+            self.check_taken(consumer, name or "", max_ticks, row)
+            if is_lost:
+                assert self.db.next(consumer.name, self.queue, **arguments) == row
+
+    def work(self, consumer: Consumer, held: Held, put_back: bool) -> None:
+        """Do what a handler does before it finishes."""
         rows = self.check_events(held)
         numbers = [row[1] for row in rows]
         if put_back and rows and consumer.retried < 5:
@@ -222,7 +247,6 @@ class LogMachine(RuleBasedStateMachine):
             consumer.waiting = [*consumer.waiting, numbers.pop(0)]
         consumer.seen += numbers
         consumer.finished.append(held.batch_id)
-        self.db.finish(held.batch_id)
 
     @rule(worker=st.sampled_from(["a", "b"]), put_back=st.booleans())
     def give_back(self, worker: str, put_back: bool) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import psycopg
 import pytest
 
-from tests.fixtures.database import Database
+from tests.fixtures.database import Database, eventually
 from tests.fixtures.expect import refused
 
 
@@ -31,6 +33,11 @@ def take(db: Database, worker: str | None = None, **arguments: object) -> int:
 
 def position(db: Database) -> int:
     return int(db.value("select tick_id from cascade.consumers"))
+
+
+def journal(db: Database) -> int:
+    """Return how many states of consumers were written down."""
+    return int(db.value("select count(*) from cascade_internal.position_1_0"))
 
 
 # One reader
@@ -95,6 +102,105 @@ def test_finishing_twice_is_finishing_once(db: Database) -> None:
     db.rotate_away()
     with refused("QC203", "is not open"):
         db.finish(batch)
+
+
+def test_finishing_and_taking_the_next_is_one_step(db: Database) -> None:
+    fill(db, 3)
+    first = take(db)
+    before = journal(db)
+    second = take(db, finish=first)
+    assert journal(db) == before + 1, "one row says both"
+    assert db.events(second) == [2]
+    assert db.row("select tick_id, open_batches from cascade.consumers") == (2, 1)
+    third = take(db, finish=second)
+    assert db.events(third) == [3]
+    assert db.next(finish=third) is None, "the last one is finished although there is nothing to take"
+    assert db.row("select lag_events, open_batches from cascade.consumers") == (0, 0)
+
+
+def test_finishing_and_taking_may_be_repeated(db: Database) -> None:
+    fill(db, 2)
+    first = take(db, worker="a")
+    second = db.next(worker="a", finish=first)
+    before = journal(db)
+    assert db.next(worker="a", finish=first) == second
+    assert db.finish(first) == 2
+    with refused("QC204"):
+        db.finish(first, once=True)
+    assert journal(db) == before, "nothing was written"
+    assert second is not None
+    assert db.next(worker="a", finish=second[0]) is None
+    assert db.next(worker="a", finish=second[0]) is None
+
+
+def test_nothing_is_taken_when_the_batch_to_finish_is_lost(db: Database) -> None:
+    fill(db, 3)
+    db.rows("select cascade.subscribe('q', 'other', 'earliest')")
+    first = take(db, worker="a")
+    db.rows("select cascade.release_batch(%s)", first)
+    taken_over = take(db, worker="b")
+    done = db.next("other")
+    assert done is not None
+    strange = db.next("other", finish=done[0])
+    assert strange is not None
+    before = journal(db)
+    for lost in (first, done[0], strange[0], 0, -1, taken_over + 1, 9_223_372_036_854_775_807):
+        with refused("QC203"):
+            db.next(worker="a", finish=lost)
+    assert journal(db) == before
+    assert db.row("select workers, open_batches from cascade.consumers where consumer = 'c'") == (["b"], 1)
+
+
+def test_whoever_finishes_and_takes_waits_for_another_who_does(db: Database) -> None:
+    fill(db, 4)
+    first, second = take(db, worker="a"), take(db, worker="b")
+    other = db.connect()
+    query = "select batch_id from cascade.next_batch('q', 'c', worker => 'b', finish => %s)"
+    with ThreadPoolExecutor() as pool:
+        with db.main.transaction():
+            third = take(db, worker="a", finish=first)
+            waiting = pool.submit(other.execute, query, (second,))
+            eventually(lambda: db.row("select 1 where cardinality(pg_blocking_pids(%s)) > 0", other.info.backend_pid))
+        found = waiting.result(20).fetchone()
+    assert found is not None
+    assert db.events(third) + db.events(found[0]) == [3, 4]
+
+
+def test_finishing_and_taking_is_undone_together(db: Database) -> None:
+    fill(db, 2)
+    first = take(db)
+    with db.main.transaction(force_rollback=True):
+        assert take(db, finish=first) != first
+    assert take(db) == first
+
+
+def test_a_reader_ahead_finishes_while_it_takes_the_one_after_the_next(db: Database) -> None:
+    fill(db, 3)
+    first = take(db, worker="a")
+    second = take(db, worker="a", after=first)
+    third = take(db, worker="a", after=second, finish=first)
+    assert db.events(third) == [3]
+    assert take(db, worker="a", after=second, finish=first) == third
+    assert position(db) == 2
+
+
+def test_a_worker_that_must_wait_finishes_nevertheless(db: Database) -> None:
+    fill(db, 3)
+    first, second = take(db, worker="a"), take(db, worker="b")
+    assert db.next(worker="a", exclusive=True, finish=first) is None
+    assert db.row("select tick_id, workers from cascade.consumers") == (2, ["b"])
+    db.finish(second)
+
+
+def test_what_a_batch_put_back_may_come_in_the_very_next(db: Database) -> None:
+    fill(db, 2)
+    first = take(db)
+    event = db.value("select id from cascade.batch_events(%s)", first)
+    db.rows("select cascade.retry_event(%s, %s, '0')", first, event)
+    second = take(db, finish=first)
+    assert db.rows("select payload, attempt from cascade.batch_events(%s)", second) == [(1, 2), (2, 1)]
+    assert db.next(finish=second) is None
+    assert db.value("select retries from cascade.consumers") == 0
 
 
 @pytest.mark.parametrize("level", [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE])

@@ -76,6 +76,23 @@ def test_a_finished_batch_stays_finished(db: Database) -> None:
     assert db.drain() == []
 
 
+def test_a_batch_that_was_handed_out_is_not_handed_out_again_under_its_id(db: Database) -> None:
+    db.queue()
+    db.rows("select cascade.subscribe('q', 'c')")
+    db.insert(1)
+    db.tick()
+    first = db.next(worker="first", lease="1 minute")
+    assert first is not None
+    crash(db)
+    db.insert(2)
+    db.tick()
+    second = db.next(worker="second", lease="1 minute", max_ticks=10)
+    assert second is not None
+    assert db.events(second[0]) == [2]
+    db.finish(first[0])
+    assert db.row("select lag_events, open_batches from cascade.consumers") == (1, 1), "finished for the first alone"
+
+
 def test_without_durable_ticks_a_crash_would_lose_them(db: Database) -> None:
     """The other side of the rule: on this server an ordinary commit is really lost."""
     db.main.execute("create table plain (x int)")

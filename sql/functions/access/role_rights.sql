@@ -22,7 +22,7 @@ as $$
     select 'cascade.subscribe(text, text, text),'
            'cascade.unsubscribe(text, text),'
            'cascade.seek(text, text, text),'
-           'cascade.next_batch(text, text, integer, bigint, text, interval, boolean, bigint),'
+           'cascade.next_batch(text, text, integer, bigint, text, interval, boolean, bigint, bigint),'
            'cascade.batch_events(bigint),'
            'cascade.finish_batch(bigint, boolean),'
            'cascade.renew_batch(bigint, interval),'

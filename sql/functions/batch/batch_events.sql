@@ -14,25 +14,36 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off set
 as $$
 declare
     v_found record;
-    v_prev  cascade_internal.tick;
+    v_gen   bigint;
     v_tick  cascade_internal.tick;
+    v_prev  cascade_internal.tick;
+    v_last  cascade_internal.tick;
     v_query text := '';
 begin
     v_found := cascade_internal.find_batch(batch_events.batch_id, batch_events.caller, false);
     if (v_found.batch).batch_id is null then
         perform cascade_internal.raise_batch_lost(batch_events.batch_id);
     end if;
-    for v_tick in execute format('select t.* from (%s) as t where t.tick_id in (%s, %s) order by t.tick_id',
-                                 cascade_internal.ticks_query(v_found.queue), (v_found.batch).from_tick, (v_found.batch).to_tick)
-    loop
-        if v_tick.tick_id = (v_found.batch).from_tick then
-            v_prev := v_tick;
-        elsif v_prev.tick_id is not null then
-            v_query := cascade_internal.batch_arms(v_found.queue, v_prev, v_tick,
-                'e.id, e."time", e.txid, e.type, e.key, e.payload, e.headers, e.origin, e.origin_id, 1 as attempt',
-                'e.origin is distinct from ''.cascade''');
-        end if;
+    -- Newest generation first: almost always it has both ticks.
+    v_gen := cascade_internal.current_gen((v_found.queue).queue_id, (v_found.queue).slots);
+    while v_prev.tick_id is null and v_gen >= cascade_internal.first_gen((v_found.queue).queue_id) loop
+        for v_tick in execute format('select t.* from cascade_internal.tick_%s_%s as t where t.tick_id in (%s, %s)',
+                                     (v_found.queue).queue_id, v_gen % (v_found.queue).slots,
+                                     (v_found.batch).from_tick, (v_found.batch).to_tick)
+        loop
+            if v_tick.tick_id = (v_found.batch).from_tick then
+                v_prev := v_tick;
+            else
+                v_last := v_tick;
+            end if;
+        end loop;
+        v_gen := v_gen - 1;
     end loop;
+    if v_prev.tick_id is not null and v_last.tick_id is not null then
+        v_query := cascade_internal.batch_arms(v_found.queue, v_prev, v_last,
+            'e.id, e."time", e.txid, e.type, e.key, e.payload, e.headers, e.origin, e.origin_id, 1 as attempt',
+            'e.origin is distinct from ''.cascade''');
+    end if;
     v_query := concat_ws(' union all ', nullif(v_query, ''),
         case when exists (select from cascade_internal.retry as r where r.batch_id = batch_events.batch_id) or v_query = '' then
             format('select e.event_id, e."time", e.txid, e.type, e.key, e.payload, e.headers, e.origin, e.origin_id, e.attempt'

@@ -13,29 +13,15 @@ declare
     v_position cascade_internal.position;
 begin
     v_found := cascade_internal.find_batch(finish_batch.batch_id, finish_batch.caller, true);
-    v_position := v_found."position";
-    if (v_found.batch).batch_id is null then
-        if not cascade_internal.was_finished(v_found.queue, finish_batch.batch_id) then
-            perform cascade_internal.raise_batch_lost(finish_batch.batch_id);
-        elsif finish_batch.once then
+    v_position := cascade_internal.close_batch(v_found.queue, v_found."position", finish_batch.batch_id);
+    if v_position.n is null then
+        if finish_batch.once then
             raise exception 'batch % was finished before', finish_batch.batch_id
                 using errcode = 'QC204', hint = 'Roll back: its effects are there already.';
         end if;
-        return v_position.tick_id;
+        return (v_found."position").tick_id;
     end if;
-    perform cascade_internal.commit_durably();
-    delete from cascade_internal.retry as r where r.batch_id = finish_batch.batch_id;
-    update cascade_internal.retry as r
-       set active = true
-     where r.requested_by = finish_batch.batch_id
-       and not r.active;
-
     v_position.n := v_position.n + 1;
-    v_position.open_batches := array(select o from unnest(v_position.open_batches) as o where o.batch_id <> finish_batch.batch_id);
-    v_position.tick_id := cascade_internal.finished_tick(v_position.open_batches, v_position.head);
-    v_position.action := 'finish';
-    v_position.batch_id := finish_batch.batch_id;
-    v_position.at := clock_timestamp();
     perform cascade_internal.append_position(v_found.queue, v_position);
     return v_position.tick_id;
 end
@@ -49,6 +35,45 @@ begin atomic
     select cascade_internal.finish_batch(finish_batch.batch_id, finish_batch.once, current_user);
 end;
 comment on function cascade.finish_batch(bigint, boolean) is 'Moves a consumer past a batch; safe to repeat.';
+
+-- The position of a consumer without one of its batches, to be appended by the caller, who holds
+-- the subscription's lock; what the batch had put back becomes due.  Null when the batch
+-- was finished before; QC203 when it is not the consumer's any more.
+create or replace function cascade_internal.close_batch(
+    queue cascade_internal.queue, "position" cascade_internal.position, batch_id bigint)
+returns cascade_internal.position
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_position cascade_internal.position := close_batch."position";
+    v_left     cascade_internal.open_batch[];
+begin
+    -- A batch given back is nobody's, also while nobody took it.
+    v_left := array(select o from unnest(v_position.open_batches) as o where o.batch_id <> close_batch.batch_id or o.worker is null);
+    if cardinality(v_left) = cardinality(v_position.open_batches) then
+        if close_batch.batch_id / 10000000000 <> v_position.subscription_id
+           or not cascade_internal.was_finished(close_batch.queue, close_batch.batch_id) then
+            perform cascade_internal.raise_batch_lost(close_batch.batch_id);
+        end if;
+        return null;
+    end if;
+    perform cascade_internal.commit_durably();
+    if exists (select from cascade_internal.retry as r where r.subscription_id = v_position.subscription_id) then
+        delete from cascade_internal.retry as r where r.batch_id = close_batch.batch_id;
+        update cascade_internal.retry as r
+           set active = true
+         where r.requested_by = close_batch.batch_id
+           and not r.active;
+    end if;
+    v_position.open_batches := v_left;
+    v_position.tick_id := cascade_internal.finished_tick(v_left, v_position.head);
+    v_position.action := 'finish';
+    v_position.batch_id := close_batch.batch_id;
+    v_position.at := clock_timestamp();
+    return v_position;
+end
+$$;
+comment on function cascade_internal.close_batch(cascade_internal.queue, cascade_internal.position, bigint) is 'A consumer''s position without a batch.';
 
 create or replace function cascade_internal.was_finished(queue cascade_internal.queue, batch_id bigint)
 returns boolean

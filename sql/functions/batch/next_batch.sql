@@ -1,4 +1,4 @@
--- cascade.next_batch(queue, consumer, max_ticks, max_events, worker, lease, exclusive, after)
+-- cascade.next_batch(queue, consumer, max_ticks, max_events, worker, lease, exclusive, after, finish)
 -- returns the batch to work on, or no row when there is nothing.
 --
 -- A consumer that calls without worker is one reader: until it finishes its batch, every call
@@ -10,9 +10,13 @@
 --
 -- after => batch_id asks for the batch that follows one the worker already holds, to be
 -- read ahead.  max_events limits a batch of several ticks; a single tick is never cut.
+--
+-- finish => batch_id finishes a batch first, as finish_batch does, in one step with taking the
+-- next: both happen or neither.  It may be repeated, and then returns the batch that was taken;
+-- a batch that is somebody else's now raises QC203, and nothing is taken.
 create or replace function cascade_internal.next_batch(
     queue text, consumer text, max_ticks integer, max_events bigint, worker text, lease interval,
-    exclusive boolean, after bigint, caller name)
+    exclusive boolean, after bigint, finish bigint, caller name)
 returns table (batch_id bigint, from_tick bigint, to_tick bigint, events bigint)
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -22,6 +26,7 @@ declare
     v_id       integer;
     v_position cascade_internal.position;
     v_batch    cascade_internal.open_batch;
+    v_closed   cascade_internal.position;
     v_locked   boolean := false;
     v_now      timestamptz;
 begin
@@ -31,20 +36,31 @@ begin
         raise exception 'max_ticks, max_events and lease must be positive, and a lease a year at most'
             using errcode = 'QC003', hint = 'max_ticks => 1 takes one tick at a time.';
     end if;
-    select s.subscription_id into v_id
-      from cascade_internal.subscription as s
-     where s.queue_id = v_queue.queue_id
-       and s.consumer = next_batch.consumer;
-    if not found then
-        perform cascade_internal.raise_no_consumer(next_batch.queue, next_batch.consumer);
+    if next_batch.finish is null then
+        select s.subscription_id into v_id
+          from cascade_internal.subscription as s
+         where s.queue_id = v_queue.queue_id
+           and s.consumer = next_batch.consumer;
+        if not found then
+            perform cascade_internal.raise_no_consumer(next_batch.queue, next_batch.consumer);
+        end if;
+    else
+        v_id := (cascade_internal.lock_subscription(v_queue, next_batch.consumer)).subscription_id;
+        v_locked := true;
     end if;
-    -- First without a lock: a consumer that finds nothing writes nothing.
+    -- With nothing to finish, first without a lock: a consumer that finds nothing writes nothing.
     loop
         v_now := clock_timestamp();
         v_position := cascade_internal.newest_position(v_queue, v_id);
         if v_position.n is null then
             raise exception 'the position of consumer "%" of queue "%" is not visible', next_batch.consumer, next_batch.queue
                 using errcode = 'QC501', hint = 'This transaction''s snapshot is older than the last rotation: begin a new one.';
+        end if;
+        if next_batch.finish is not null then
+            v_closed := cascade_internal.close_batch(v_queue, v_position, next_batch.finish);
+            if v_closed.n is not null then
+                v_position := v_closed;
+            end if;
         end if;
         v_batch := cascade_internal.choose_batch(v_queue, v_position, v_worker, next_batch.max_ticks, next_batch.max_events,
                                                  coalesce(next_batch.exclusive, false), next_batch.after, v_now);
@@ -54,13 +70,19 @@ begin
         exit when (cascade_internal.newest_position(v_queue, v_id)).n = v_position.n
               and v_id = v_position.subscription_id;
     end loop;
-    if v_batch is null then
-        return;
-    elsif v_batch.batch_id is null then
+    if v_batch.batch_id is null and not (v_batch is null) then
+        -- An id that anyone has seen is never given out again, not even after a crash.
+        perform cascade_internal.commit_durably();
         v_batch := cascade_internal.open_batch(
             v_queue, v_position, v_batch, v_worker,
             case when next_batch.worker is null then 'infinity'
-                 else clock_timestamp() + coalesce(next_batch.lease, interval '1 minute') end, v_now);
+                 else clock_timestamp() + coalesce(next_batch.lease, interval '1 minute') end, v_now, v_closed.batch_id);
+    elsif v_closed.n is not null then
+        v_closed.n := v_closed.n + 1;
+        perform cascade_internal.append_position(v_queue, v_closed);
+    end if;
+    if v_batch is null then
+        return;
     end if;
     next_batch.batch_id := v_batch.batch_id;
     next_batch.from_tick := v_batch.from_tick;
@@ -69,19 +91,19 @@ begin
     return next;
 end
 $$;
-comment on function cascade_internal.next_batch(text, text, integer, bigint, text, interval, boolean, bigint, name) is 'The batch to work on, for a caller.';
+comment on function cascade_internal.next_batch(text, text, integer, bigint, text, interval, boolean, bigint, bigint, name) is 'The batch to work on, for a caller.';
 
 create or replace function cascade.next_batch(
     queue text, consumer text, max_ticks integer default 1, max_events bigint default null, worker text default null,
-    lease interval default null, exclusive boolean default false, after bigint default null)
+    lease interval default null, exclusive boolean default false, after bigint default null, finish bigint default null)
 returns table (batch_id bigint, from_tick bigint, to_tick bigint, events bigint)
 language sql stable rows 1 -- stable, as batch_events is: put in place, not called
 begin atomic
     select b.batch_id, b.from_tick, b.to_tick, b.events
       from cascade_internal.next_batch(next_batch.queue, next_batch.consumer, next_batch.max_ticks, next_batch.max_events,
-               next_batch.worker, next_batch.lease, next_batch.exclusive, next_batch.after, current_user) as b;
+               next_batch.worker, next_batch.lease, next_batch.exclusive, next_batch.after, next_batch.finish, current_user) as b;
 end;
-comment on function cascade.next_batch(text, text, integer, bigint, text, interval, boolean, bigint) is 'The batch to work on; no row when there is nothing.';
+comment on function cascade.next_batch(text, text, integer, bigint, text, interval, boolean, bigint, bigint) is 'The batch to work on; no row when there is nothing.';
 
 -- Decides, without changing anything: null, nothing to do; with a batch_id, a batch the worker
 -- holds already; without one, a range of ticks to hand out, whose attempt says whether it was
@@ -93,67 +115,72 @@ returns cascade_internal.open_batch
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_batch       cascade_internal.open_batch;
-    v_range       cascade_internal.open_batch;
-    v_gen         bigint;
-    v_taken       bigint := 0;
-    v_to          bigint;
-    v_total       bigint;
-    v_most        numeric;
-    v_seen        bigint;
-    v_fit         bigint;
-    v_fit_id      bigint;
-    v_fit_total   bigint;
-    v_first_id    bigint;
-    v_first_total bigint;
-    v_retries     boolean;
+    v_batch      cascade_internal.open_batch;
+    v_range      cascade_internal.open_batch;
+    v_gen        bigint;
+    v_oldest     bigint;
+    v_ticks      bigint[];
+    v_totals     bigint[];
+    v_all_ticks  bigint[] := '{}';
+    v_all_totals bigint[] := '{}';
+    v_taken      bigint := 0;
+    v_to         bigint;
+    v_total      bigint;
+    v_most       numeric;
+    v_retries    boolean;
 begin
-    -- A batch that is no longer open has nothing to come after: then the first one counts.
-    select o.* into v_batch
-      from unnest((choose_batch."position").open_batches) as o
-     where o.batch_id = choose_batch.after and o.worker = choose_batch.worker;
-    if choose_batch.exclusive
-       and exists (select from unnest((choose_batch."position").open_batches) as o
-                    where o.worker <> choose_batch.worker and o.until > choose_batch.at) then
-        return null;
-    end if;
-    -- The oldest that this worker holds, or that was given back, or whose lease ran out; but not
-    -- one that the worker has at hand, up to `after`.
-    select o.* into v_range
-      from unnest((choose_batch."position").open_batches) as o
-     where (o.worker is null or o.worker = choose_batch.worker or o.until <= choose_batch.at)
-       and (v_batch.batch_id is null or o.worker is distinct from choose_batch.worker
-            or (o.from_tick, o.batch_id) > (v_batch.from_tick, v_batch.batch_id))
-     order by o.from_tick, o.batch_id
-     limit 1;
-    if found then
-        if v_range.worker is null or v_range.until <= choose_batch.at then
-            v_range.batch_id := null;
+    if (choose_batch."position").open_batches <> '{}' then
+        -- A batch that is no longer open has nothing to come after: then the first one counts.
+        select o.* into v_batch
+          from unnest((choose_batch."position").open_batches) as o
+         where o.batch_id = choose_batch.after and o.worker = choose_batch.worker;
+        if choose_batch.exclusive
+           and exists (select from unnest((choose_batch."position").open_batches) as o
+                        where o.worker <> choose_batch.worker and o.until > choose_batch.at) then
+            return null;
         end if;
-        return v_range;
+        -- The oldest that this worker holds, or that was given back, or whose lease ran out; but not
+        -- one that the worker has at hand, up to `after`.
+        select o.* into v_range
+          from unnest((choose_batch."position").open_batches) as o
+         where (o.worker is null or o.worker = choose_batch.worker or o.until <= choose_batch.at)
+           and (v_batch.batch_id is null or o.worker is distinct from choose_batch.worker
+                or (o.from_tick, o.batch_id) > (v_batch.from_tick, v_batch.batch_id))
+         order by o.from_tick, o.batch_id
+         limit 1;
+        if found then
+            if v_range.worker is null or v_range.until <= choose_batch.at then
+                v_range.batch_id := null;
+            end if;
+            return v_range;
+        end if;
     end if;
 
-    -- The last tick that fits, generation by generation; the first one always does.
+    -- The last tick that fits; the first one always does.  From the newest generation down to the
+    -- one that holds the head, which is the newest itself but for a while after a switch.
     v_to := (choose_batch."position").head;
     v_total := (choose_batch."position").head_total;
     v_most := v_total::numeric + coalesce(choose_batch.max_events, 1000000000000000);
-    for v_gen in cascade_internal.oldest_gen((choose_batch.queue).queue_id)
-              .. cascade_internal.current_gen((choose_batch.queue).queue_id, (choose_batch.queue).slots) loop
+    v_gen := cascade_internal.current_gen((choose_batch.queue).queue_id, (choose_batch.queue).slots);
+    loop
         execute format(
-            'select count(*), count(*) filter (where t.total <= %1$s), max(t.tick_id) filter (where t.total <= %1$s),'
-            ' max(t.total) filter (where t.total <= %1$s), min(t.tick_id), min(t.total)'
-            ' from (select x.tick_id, x.total from cascade_internal.tick_%2$s_%3$s as x where x.tick_id > %4$s order by x.tick_id limit %5$s) as t',
-            v_most, (choose_batch.queue).queue_id, v_gen % (choose_batch.queue).slots, v_to, choose_batch.max_ticks - v_taken)
-           into v_seen, v_fit, v_fit_id, v_fit_total, v_first_id, v_first_total;
-        if v_fit = 0 and v_seen > 0 and v_taken = 0 then
-            v_fit := 1;
-            v_fit_id := v_first_id;
-            v_fit_total := v_first_total;
-        end if;
-        v_taken := v_taken + v_fit;
-        v_to := coalesce(v_fit_id, v_to);
-        v_total := coalesce(v_fit_total, v_total);
-        exit when v_fit < v_seen or v_taken >= choose_batch.max_ticks;
+            'select array_agg(t.tick_id), array_agg(t.total) from (select x.tick_id, x.total from cascade_internal.tick_%s_%s as x'
+            ' where x.tick_id >= %s order by x.tick_id limit %s) as t',
+            (choose_batch.queue).queue_id, v_gen % (choose_batch.queue).slots, v_to, choose_batch.max_ticks + 1::bigint)
+           into v_ticks, v_totals;
+        v_all_ticks := v_ticks || v_all_ticks;
+        v_all_totals := v_totals || v_all_totals;
+        exit when v_ticks[1] = v_to;
+        v_oldest := coalesce(v_oldest, cascade_internal.oldest_gen((choose_batch.queue).queue_id));
+        v_gen := v_gen - 1;
+        exit when v_gen < v_oldest;
+    end loop;
+    for v_i in 1 .. cardinality(v_all_ticks) loop
+        continue when v_all_ticks[v_i] = (choose_batch."position").head;
+        exit when v_taken >= choose_batch.max_ticks or v_taken > 0 and v_all_totals[v_i] > v_most;
+        v_taken := v_taken + 1;
+        v_to := v_all_ticks[v_i];
+        v_total := v_all_totals[v_i];
     end loop;
     v_retries := exists (select from cascade_internal.retry as r
                           where r.subscription_id = (choose_batch."position").subscription_id
@@ -171,9 +198,10 @@ comment on function cascade_internal.choose_batch(cascade_internal.queue, cascad
 
 -- Hands out the range that choose_batch found.  A batch's id is its subscription and the
 -- number of the position that opened it: nothing else has to be stored to find it again.
+-- The same row says which batch was finished in this step, if one was.
 create or replace function cascade_internal.open_batch(
     queue cascade_internal.queue, "position" cascade_internal.position, range cascade_internal.open_batch,
-    worker text, until timestamptz, at timestamptz)
+    worker text, until timestamptz, at timestamptz, finished bigint)
 returns cascade_internal.open_batch
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
@@ -217,15 +245,20 @@ begin
         get diagnostics v_retries = row_count;
         v_batch.events := v_batch.events + v_retries;
     end if;
-    v_others := array(select o from unnest((open_batch."position").open_batches) as o where o.batch_id is distinct from v_former);
+    v_others := (open_batch."position").open_batches;
+    if v_former is not null then
+        v_others := array(select o from unnest(v_others) as o where o.batch_id <> v_former);
+    end if;
     perform cascade_internal.append_position(
         open_batch.queue,
         (v_subscription, v_n, (open_batch."position").tick_id, greatest((open_batch."position").head, v_batch.to_tick),
-         (open_batch."position").head_total + v_new, v_others || v_batch, 'open', v_batch.batch_id, open_batch.at)::cascade_internal.position);
+         (open_batch."position").head_total + v_new, v_others || v_batch,
+         case when open_batch.finished is null then 'open' else 'finish' end, coalesce(open_batch.finished, v_batch.batch_id),
+         open_batch.at)::cascade_internal.position);
     return v_batch;
 end
 $$;
-comment on function cascade_internal.open_batch(cascade_internal.queue, cascade_internal.position, cascade_internal.open_batch, text, timestamptz, timestamptz)
+comment on function cascade_internal.open_batch(cascade_internal.queue, cascade_internal.position, cascade_internal.open_batch, text, timestamptz, timestamptz, bigint)
     is 'Hands out a batch.';
 
 -- When a batch changes hands, what it was to deliver goes along; what its former holder had

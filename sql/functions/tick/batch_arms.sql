@@ -12,13 +12,19 @@ returns text
 language plpgsql immutable set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_open  constant bigint[] := array(select x from unnest((batch_arms.cur)."open") as x where x >= (batch_arms.prev).high);
-    v_ended constant bigint[] := array(select x from unnest((batch_arms.prev)."open") as x
-                                       except select x from unnest((batch_arms.cur)."open") as x order by 1);
+    v_open  bigint[] := '{}';
+    v_ended bigint[] := '{}';
     v_gen   bigint;
     v_arms  text[] := '{}';
     v_from  text;
 begin
+    if (batch_arms.cur)."open" <> '{}' then
+        v_open := array(select x from unnest((batch_arms.cur)."open") as x where x >= (batch_arms.prev).high);
+    end if;
+    if (batch_arms.prev)."open" <> '{}' then
+        v_ended := array(select x from unnest((batch_arms.prev)."open") as x
+                         except select x from unnest((batch_arms.cur)."open") as x order by 1);
+    end if;
     for v_gen in (batch_arms.prev).gen_low .. (batch_arms.cur).gen loop
         v_from := format('select %s from cascade_internal.event_%s_%s as e where %s', batch_arms.columns,
                          (batch_arms.queue).queue_id, v_gen % (batch_arms.queue).slots,
