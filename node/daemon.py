@@ -43,7 +43,7 @@ class DaemonSettings:
     database: str | None = None
     health: tuple[str, int] | None = None
     install: bool = True
-    rotate_every_s: float = 5.0
+    rotate_every_s: float = field(default_factory=lambda: _seconds("CASCADE_ROTATE_EVERY_S", 5.0))
     stop_within_s: float = 10.0
     link_timeout_s: float = field(default_factory=lambda: _seconds("CASCADE_LINK_TIMEOUT_S", 15.0))
 

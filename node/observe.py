@@ -22,9 +22,15 @@ from cascade.topology import Node, Topology
 NODES: LiteralString = "select n.*, clock_timestamp() as asked_at from cascade.nodes as n"
 MEMBERS: LiteralString = "select * from cascade.members"
 ROTATION: LiteralString = "select * from cascade.rotation"
+TICK_IDLE: LiteralString = (
+    "select queue, extract(epoch from (options->>'tick_idle')::interval)::float8 as tick_idle_s from cascade.queues"
+)
 
 #: A node so far behind, in seconds, is worth a warning.
 LAG_WARNING_S = 10.0
+#: Daemons give a sign of life every ten seconds, which each hop passes on as late; this long without one, and
+#: a root that is so late with its idle tick, mean that there is no daemon.
+SILENT_S = 60.0
 #: Who holds retention is named once it holds something back, or for so long.
 HELD_NOTE_S = 60.0
 STOPPING = frozenset(["dropped", "dirty", "conflict", "stale", "rewound", "diverged", "expired"])
@@ -38,6 +44,7 @@ class Answer:
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
     members: list[dict[str, Any]] = field(default_factory=list)
     rotation: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tick_idle_s: dict[str, float] = field(default_factory=dict)
     error: str | None = None
 
 
@@ -84,6 +91,7 @@ async def _ask(topology: Topology, database: str, timeout_s: float) -> Answer:
                         nodes = await (await cur.execute(NODES)).fetchall()
                         members = await (await cur.execute(MEMBERS)).fetchall()
                         rotation = await (await cur.execute(ROTATION)).fetchall()
+                        idle = await (await cur.execute(TICK_IDLE)).fetchall()
             finally:
                 conn.pgconn.finish()
     except TimeoutError:
@@ -93,7 +101,10 @@ async def _ask(topology: Topology, database: str, timeout_s: float) -> Answer:
     except (CascadeError, psycopg.Error, OSError) as error:
         return Answer(error=str(error.args[0] if error.args else error).splitlines()[0])
     return Answer(
-        nodes={row["set"]: row for row in nodes}, members=members, rotation={row["queue"]: row for row in rotation}
+        nodes={row["set"]: row for row in nodes},
+        members=members,
+        rotation={row["queue"]: row for row in rotation},
+        tick_idle_s={row["queue"]: row["tick_idle_s"] for row in idle},
     )
 
 
@@ -127,6 +138,9 @@ def _assess_node(topology: Topology, node: Node, answers: dict[str, Answer], now
     if lag["seconds"] is not None and lag["seconds"] > LAG_WARNING_S:
         level = max(level, 1)
         notes.append("far behind")
+    if (silent_s := _silent_s(own, answer, root, topology, answers)) is not None:
+        level = max(level, 2 if own["role"] == "root" else 1)
+        notes.append(f"no sign of its daemon for {silent_s:.0f} s")
     if own["role"] != "root" and root is None:
         notes.append("the root does not answer: its lag is not known")
     return NodeStatus(
@@ -147,6 +161,23 @@ def _assess_node(topology: Topology, node: Node, answers: dict[str, Answer], now
         level=level,
         notes=tuple(notes),
     )
+
+
+def _silent_s(
+    own: dict[str, Any], answer: Answer, root: dict[str, Any] | None, topology: Topology, answers: dict[str, Answer]
+) -> float | None:
+    """Return how long nothing was seen of a node's daemon, if that is too long; the database alone says little."""
+    if own["role"] == "root":
+        age = float(own["tick_age_seconds"]) - answer.tick_idle_s.get(own["set"], float("inf"))
+        return age if age > SILENT_S else None
+    if root is None or own["state"] != "running":
+        return None
+    database = topology.sets[own["set"]].nodes[root["node"]].database
+    for row in answers[database].members:
+        if (row["set"], row["node"]) == (own["set"], own["node"]) and row["heard_at"] is not None:
+            age = float((root["asked_at"] - row["heard_at"]).total_seconds())
+            return age if age > SILENT_S else None
+    return None
 
 
 def _row_of(topology: Topology, set_name: str, node: str | None, answers: dict[str, Answer]) -> dict[str, Any] | None:

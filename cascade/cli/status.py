@@ -105,6 +105,7 @@ def as_row(node: NodeStatus) -> dict[str, Any]:
         "tick_id": None if node.tick_id is None else str(node.tick_id),
         "watermark": None if node.watermark is None else str(node.watermark),
         "level": LEVELS[node.level],
+        "notes": list(node.notes),
     }
 
 
