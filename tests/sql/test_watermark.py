@@ -244,7 +244,9 @@ def test_the_watermark_never_goes_back(nodes: Nodes) -> None:
     s2.tell(rows=[row(s2, 1, generation=7)])
     assert s1.member("s2") == 1
     s1.insert(2)
+    switch_all(nodes)
     s1.tick()
+    assert s1.value("select cascade_internal.waits_for_watermark(q) from cascade_internal.queue as q") is True
     assert s1.advance() == (tick, False, "s2")
     for node in (s1, s2):
         node.rows("select cascade_internal.move_watermark(q, 1) from cascade_internal.queue as q")
