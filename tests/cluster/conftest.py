@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import LABELS
 from tests.fixtures.backend import Backend, start
 from tests.fixtures.cascade import Cascade
+from tests.fixtures.nursery import Nursery
 
 SERVERS = 4
 
@@ -34,10 +35,18 @@ def servers(templates: Path) -> Iterator[list[Backend]]:
         yield found
 
 
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Where daemons are started."""
+    made = Nursery()
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def cascade(servers: list[Backend], tmp_path: Path) -> Iterator[Cascade]:
+def cascade(servers: list[Backend], nursery: Nursery, tmp_path: Path) -> Iterator[Cascade]:
     """A cascade that is not defined yet."""
-    with Cascade.fresh(servers, tmp_path) as made:
+    with Cascade.fresh(servers, nursery, tmp_path) as made:
         yield made
 
 

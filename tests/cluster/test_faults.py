@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from tests.fixtures.cascade import Cascade, Daemon
-from tests.fixtures.database import eventually
+from tests.fixtures.cascade import Cascade, Daemon, eventually
 
 
 def stands_by(daemon: Daemon) -> bool:
@@ -116,12 +115,3 @@ def test_a_daemon_that_was_frozen_finds_another_in_its_place(cascade: Cascade, i
     eventually(lambda: stands_by(first))
     assert serves(second)
     cascade.check_all()
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-def test_killed_daemons_go_on_for_long(orders: Cascade) -> None:
-    seed = int(time.time())
-    print(f"seed {seed}")  # noqa: T201
-    kill_daemons(orders, seed, rounds=100)
-    orders.check_all()

@@ -6,8 +6,7 @@ import os
 import signal
 from typing import Any
 
-from tests.fixtures.cascade import Cascade
-from tests.fixtures.database import eventually
+from tests.fixtures.cascade import Cascade, eventually
 
 
 def drift(orders: Cascade, name: str) -> str:

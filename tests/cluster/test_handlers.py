@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from tests.fixtures.cascade import PICTURE, Cascade
-from tests.fixtures.database import eventually
+from tests.fixtures.cascade import PICTURE, Cascade, eventually
 
 HANDLERS = ["tests.fixtures.handlers:store", "tests.fixtures.handlers:store_sync"]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fixtures.cascade import LINK_TIMEOUT_S, Cascade
-from tests.fixtures.database import eventually
+from tests.fixtures.cascade import LINK_TIMEOUT_S, Cascade, eventually
 from tests.fixtures.proxy import TO_CLIENT, TO_SERVER
 
 

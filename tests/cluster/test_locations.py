@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fixtures.cascade import Cascade
-from tests.fixtures.database import eventually
+from tests.fixtures.cascade import Cascade, eventually
 
 
 def locations(cascade: Cascade, name: str) -> dict[str, str]:

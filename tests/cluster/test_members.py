@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fixtures.cascade import PICTURE, Cascade
-from tests.fixtures.database import eventually
+from tests.fixtures.cascade import PICTURE, Cascade, eventually
 
 STORE = "cascade.node.handler:store_events"
 

@@ -13,8 +13,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from tests.fixtures.cascade import LINK_TIMEOUT_S, Cascade
-from tests.fixtures.database import eventually
+from tests.fixtures.cascade import LINK_TIMEOUT_S, Cascade, eventually
 
 STOP_WITHIN_S = 10.0
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fixtures.cascade import Cascade
-from tests.fixtures.database import eventually
+from tests.fixtures.cascade import Cascade, eventually
 
 
 @pytest.fixture

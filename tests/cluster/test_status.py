@@ -10,8 +10,7 @@ from typing import Any
 
 from cascade.node.observe import assess, observe
 from cascade.topology import load
-from tests.fixtures.cascade import Cascade
-from tests.fixtures.database import eventually
+from tests.fixtures.cascade import Cascade, eventually
 
 
 def done(cascade: Cascade, *arguments: str) -> dict[str, Any]:
@@ -73,7 +72,7 @@ def test_the_rest_is_shown_while_nodes_are_down(orders: Cascade) -> None:
             assert nodes[name]["state"] == "running" and int(nodes[name]["tick_id"]) >= tick
             assert nodes[name]["lag_ticks"] is None and nodes[name]["lag_seconds"] is None
         shown = orders.cli("status", check=False)
-        assert shown.returncode == 2 and "lag unknown" in shown.stdout and "no lag" not in shown.stdout
+        assert shown.exit_code == 2 and "lag unknown" in shown.stdout and "no lag" not in shown.stdout
     eventually(lambda: orders.status()[0] == 0, every_s=0.5, within_s=60)
     orders.check_all()
 
@@ -105,18 +104,18 @@ def test_waiting_for_a_node_ends_when_it_is_there_or_in_time(orders: Cascade) ->
     orders.publish(100)
     tick = str(orders.settle("s3"))
     late = orders.cli("wait", "--set", "orders", "--node", "s4", "--tick", tick, "--timeout", "0.3", check=False)
-    assert late.returncode == 1 and f"not at {tick}" in late.stderr
+    assert late.exit_code == 1 and f"not at {tick}" in late.stderr
     orders.cli("node", "resume", "orders", "s4")
     orders.cli("wait", "--set", "orders", "--node", "s4", "--tick", tick)
     unknown = orders.cli("wait", "--set", "orders", "--node", "s9", check=False)
-    assert unknown.returncode == 2 and "s9" in unknown.stderr
+    assert unknown.exit_code == 2 and "s9" in unknown.stderr
 
 
 def test_members_are_changed_from_the_command_line(orders: Cascade) -> None:
     said = done(orders, "node", "switch", "orders", "s4", "--provider", "s2")
     assert said["action"] == "switched" and said["generation"] > 1
     refused = orders.cli("node", "switch", "orders", "s2", "--provider", "s4", check=False)
-    assert refused.returncode != 0 and "leaf" in refused.stderr
+    assert refused.exit_code != 0 and "leaf" in refused.stderr
     for verb, state in (("drop", "dropped"), ("mark-dead", "dead")):
         assert done(orders, "node", verb, "orders", "s4") == {
             "set": "orders",
@@ -127,8 +126,8 @@ def test_members_are_changed_from_the_command_line(orders: Cascade) -> None:
         assert done(orders, "node", verb, "orders", "s4")["changed"] is False
         assert done(orders, "node", "add", "orders", "s4")["action"] == "added"
     refused = orders.cli("node", "drop", "orders", "s1", check=False)
-    assert refused.returncode == 1 and "is the root" in refused.stderr
+    assert refused.exit_code == 1 and "is the root" in refused.stderr
     orders.publish(100)
     orders.check_all()
     again = orders.cli("set", "create", "orders")
-    assert again.returncode == 0
+    assert again.exit_code == 0
