@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from typing import LiteralString
 
 import psycopg
 import pytest
@@ -370,11 +372,67 @@ def test_subscribing_and_reserving_do_not_collide_with_a_switch(db: Database) ->
     assert db.rotate("q") == [("settled", 1)]
 
 
-def test_a_transaction_that_ticked_and_stays_open_is_reported(db: Database) -> None:
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select cascade.tick('q')",
+        "select cascade.subscribe('q', 'late', 'now')",
+        "select cascade.subscribe('q', 'late', 'earliest')",
+        "select cascade.seek('q', 'c', 'now')",
+    ],
+)
+def test_a_transaction_that_ticked_or_took_a_place_and_stays_open_is_named(db: Database, query: LiteralString) -> None:
+    db.insert("waits for a tick")
+    holder = db.connect(autocommit=False)
+    holder.execute(query)
+    pid = holder.info.backend_pid
+    [(action, detail)] = db.rows("select action, detail from cascade.rotate('q')")
+    assert action == "waiting"
+    assert detail.startswith(f"backend {pid} has made a tick or taken a place in the queue")
+    assert db.row("select blocked_by from cascade.rotation") == (None,), "a moment is no news"
+    row = eventually(
+        lambda: db.row("select blocker, pid, query from cascade.rotation where blocked_by = 'transaction'")
+    )
+    assert row == (f"backend {pid}", pid, query)
+    holder.rollback()
+    assert db.row("select blocked_by, pid from cascade.rotation") == (None, None)
+    assert db.rotate("q") == [("switched", 1)]
+
+
+def test_a_held_tick_is_named_also_while_an_older_generation_waits_for_the_next(db: Database) -> None:
+    db.rotate("q")
+    db.rotate("q")
+    assert blocked(db) == ("tick", None)
     holder = db.connect(autocommit=False)
     holder.execute("select cascade.tick('q')")
-    rows = db.rows("select action, detail from cascade.rotate('q')")
-    assert rows == [("waiting", "a tick, or a transaction that made one and is open")]
+    eventually(lambda: blocked(db) == ("transaction", f"backend {holder.info.backend_pid}"))
+
+
+def test_a_consumer_at_work_and_a_reservation_are_no_holders(db: Database) -> None:
+    db.insert(1)
+    db.tick()
+    other = db.connect(autocommit=False)
+    other.execute("select cascade.next_batch('q', 'c')")
+    other.execute("select cascade.reserve_id('q')")
+    other.execute("select * from cascade.rotation")
+    time.sleep(1.1)
+    assert db.row("select blocked_by from cascade.rotation") == (None,)
+    assert db.rotate("q") == [("switched", 1)]
+
+
+def test_reservations_are_forgotten_after_a_month(db: Database) -> None:
+    old, posting, young = (db.value("select cascade.reserve_id('q')") for _ in range(3))
+    db.main.execute(
+        "update cascade_internal.reservation set reserved_at = now() - interval '31 days' where id <> %s", (young,)
+    )
+    producer = db.connect(autocommit=False)
+    producer.execute("select cascade.post('q', '1', id => %s)", (posting,))
+    db.main.execute("set lock_timeout = '5s'")
+    assert db.rotate("q") == [("switched", 1)]
+    assert db.rows("select id from cascade_internal.reservation order by id") == [(posting,), (young,)]
+    producer.commit()
+    with refused("QC205", f"id {old} is not reserved"):
+        db.rows("select cascade.post('q', '1', id => %s)", old)
 
 
 def test_a_blocked_queue_holds_up_no_other(db: Database) -> None:

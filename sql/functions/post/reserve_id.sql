@@ -1,5 +1,6 @@
 -- cascade.reserve_id(queue) hands out the id of an event to come, so that the event can be
--- referred to before it is posted.  An id never posted leaves a gap, which is harmless.
+-- referred to before it is posted.  An id never posted leaves a gap, which is harmless; after
+-- 30 days rotation forgets it.
 create or replace function cascade_internal.reserve_id(queue text, caller name)
 returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp

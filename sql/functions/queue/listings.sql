@@ -119,8 +119,9 @@ begin
         elsif v_oldest.gen < list_rotation.generation then
             select b.* into v_blocker from cascade_internal.rotation_blocker(v_queue, v_oldest.gen) as b;
         else
-            select null::text as kind, null::text as blocker, null::integer as pid, null::interval as age, null::text as query,
-                   null::text as detail into v_blocker;
+            select 'transaction' as kind, h.who as blocker, h.pid, h.age, h.query, h.detail into v_blocker
+              from cascade_internal.place_holder(v_queue) as h
+             where h.is_long;
         end if;
         list_rotation.blocked_by := v_blocker.kind;
         list_rotation.blocker := v_blocker.blocker;

@@ -23,6 +23,16 @@ begin
           from cascade_internal.oldest_transaction(v_since - (rotation_blocker.queue).clock_offset) as t
          where not (rotation_blocker.queue).is_copy;
         if v_held.xid is null then
+            select h.* into v_held from cascade_internal.place_holder(rotation_blocker.queue) as h where h.is_long;
+            if v_held.who is not null then
+                rotation_blocker.kind := 'transaction';
+                rotation_blocker.blocker := v_held.who;
+                rotation_blocker.pid := v_held.pid;
+                rotation_blocker.age := v_held.age;
+                rotation_blocker.query := v_held.query;
+                rotation_blocker.detail := v_held.detail;
+                return;
+            end if;
             rotation_blocker.kind := 'tick';
             rotation_blocker.detail := format('the next tick; the last was tick %s', v_newest.tick_id);
         else
@@ -115,3 +125,35 @@ as $$
      limit 1
 $$;
 comment on function cascade_internal.partition_holder(integer, bigint) is 'Who holds a lock on a partition.';
+
+-- Who has made a tick of a queue, or taken a place in it ("now" may make one), in a transaction
+-- that is still open: until it ends there are no more ticks, or nothing is released.  Ticks and
+-- subscriptions take a moment; is_long says that this one took more, or that nobody may know.
+create or replace function cascade_internal.place_holder(queue cascade_internal.queue)
+returns table (who text, pid integer, age interval, query text, detail text, is_long boolean)
+language sql volatile set search_path = pg_catalog, pg_temp
+as $$
+    select h.who, h.pid, h.age, h.query,
+           format('%s has made a tick or taken a place in the queue, and its transaction is open%s', h.who,
+                  coalesce(' since ' || h.age::text, '')),
+           coalesce(h.age > interval '1 s', true)
+      from (select coalesce('backend ' || l.pid, 'a prepared transaction') as who, l.pid,
+                   clock_timestamp() - a.xact_start as age, a.query
+              from generate_series(0, (place_holder.queue).slots - 1) as s(slot)
+              join pg_catalog.pg_locks as l
+                on l.relation = format('cascade_internal.tick_%s_%s', (place_holder.queue).queue_id, s.slot)::regclass
+                or l.relation = format('cascade_internal.position_%s_%s', (place_holder.queue).queue_id, s.slot)::regclass
+               and exists (select from pg_catalog.pg_locks as g
+                            where g.relation = 'cascade_internal.generation'::regclass
+                              and g.mode = 'RowShareLock'
+                              and g.virtualtransaction = l.virtualtransaction)
+              left join pg_catalog.pg_stat_activity as a on a.pid = l.pid
+             where l.locktype = 'relation'
+               and l.mode = 'RowExclusiveLock'
+               and l.granted
+               and l.database = (select d.oid from pg_catalog.pg_database as d where d.datname = current_database())
+               and l.pid is distinct from pg_backend_pid()
+             order by a.xact_start
+             limit 1) as h
+$$;
+comment on function cascade_internal.place_holder(cascade_internal.queue) is 'Whose open transaction holds a tick or a place in a queue.';

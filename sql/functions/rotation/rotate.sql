@@ -81,7 +81,7 @@ begin
        for update skip locked;
     if not found or exists (select from cascade_internal.generation as g where g.queue_id = v_id and g.gen < v_oldest.gen) then
         rotate_step.action := 'waiting';
-        rotate_step.detail := 'another rotation, or a transaction in which somebody subscribes or seeks';
+        rotate_step.detail := coalesce((select h.detail from cascade_internal.place_holder(rotate_step.queue) as h), 'another rotation');
         return next;
         return;
     end if;
@@ -128,10 +128,18 @@ begin
         if not found then
             rotate_step.action := 'waiting';
             rotate_step.gen := v_current;
-            rotate_step.detail := 'a tick, or a transaction that made one and is open';
+            rotate_step.detail := coalesce((select h.detail from cascade_internal.place_holder(rotate_step.queue) as h), 'a tick');
             return next;
             return;
         end if;
+        -- Ids that were reserved and forgotten; one that is being posted right now is not waited for.
+        delete from cascade_internal.reservation as r
+         where (r.queue_id, r.id) in (
+               select o.queue_id, o.id
+                 from cascade_internal.reservation as o
+                where o.queue_id = v_id
+                  and o.reserved_at < clock_timestamp() - interval '30 days'
+                  for update skip locked);
         perform cascade_internal.set_register(rotate_step.queue, v_current + 1,
                                               cascade_internal.is_armed(v_id, (rotate_step.queue).slots));
         rotate_step.action := 'switched';
