@@ -645,7 +645,7 @@ def test_the_database_answers_as_the_model_does(nodes: Nodes) -> None:
         node.main.execute("update cascade_internal.generation set released = true where gen = 0")
     seen: dict[str, int] = {}
     later = 0
-    for seed in range(300):
+    for seed in range(200):
         story = stories(random.Random(seed))
         load(s1, story.provider)
         load(s2, story.subscriber)
