@@ -16,6 +16,13 @@ AsyncConnection = psycopg.AsyncConnection[tuple[object, ...]]
 Connection = psycopg.Connection[tuple[object, ...]]
 
 CONNECT_TIMEOUT_S = 10
+#: A machine that has gone without a word is noticed by the kernel within half a minute, not within hours.
+ALIVE: dict[str, str | int | None] = {
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
 
 
 async def connect(dsn: str, *, service: str) -> AsyncConnection:
@@ -43,8 +50,10 @@ def _complete(dsn: str, service: str) -> str:
     usual: dict[str, str | int | None] = {
         "application_name": f"cascade/{service}"[:63],
         "connect_timeout": CONNECT_TIMEOUT_S,
-    }
-    return psycopg.conninfo.make_conninfo(dsn, **{name: usual[name] for name in usual.keys() - given.keys()})
+    } | ALIVE
+    found: dict[str, str | int | None] = {name: usual[name] for name in usual.keys() - given.keys()}
+    # JSON is written in UTF-8 here, and must not be taken for something else because a database prefers that.
+    return psycopg.conninfo.make_conninfo(dsn, **found, client_encoding="UTF8")
 
 
 def raw_json(adapters: AdaptersMap) -> None:

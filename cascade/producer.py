@@ -20,7 +20,7 @@ POST: LiteralString = (
 INSERT = sql.SQL(
     "insert into {} (type, key, payload, headers) select * from unnest(%s::text[], %s::text[], %s::json[], %s::json[])"
 )
-COPY = sql.SQL("copy {} (type, key, payload, headers) from stdin")
+COPY = sql.SQL("copy {} (type, key, payload, headers) from stdin (encoding 'UTF8')")
 
 #: Up to so many events travel in one INSERT; COPY costs one round trip more.
 INSERT_MOST = 20

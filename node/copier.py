@@ -32,7 +32,7 @@ NEXT: LiteralString = (
     " from cascade.next_copy(%s, %s, %s, %s, %s, %s, %s)"
 )
 CHECK: LiteralString = "select cascade.check_copy(%s, %s, %s, %s, %s, %s)"
-BEGIN: LiteralString = "select cascade.begin_copy(%s, %s, %s, %s)"
+BEGIN: LiteralString = "select cascade.begin_copy(%s, %s, %s, %s, %s)"
 FINISH: LiteralString = "select cascade.finish_copy(%s, %s::jsonb)"
 
 
@@ -163,7 +163,7 @@ class Copier:
         """Write one range in one transaction; after any error nothing of it is there, or all."""
         with translated(), deadline(self.home.link_timeout_s, local, provider) as timer:
             async with local.transaction():
-                cur = await local.execute(BEGIN, (self.home.set, me.provider, me.generation, after[0]))
+                cur = await local.execute(BEGIN, (self.home.set, me.provider, me.generation, *after))
                 partition: Any = await cur.fetchone()
                 size = await pipe(provider, found.query, local, partition[0], timer)
                 # The look at the provider must come before the commit, not before the ticks.

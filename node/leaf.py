@@ -55,7 +55,7 @@ class LeafCopier(Copier):
         decode = JsonCodec().decode
         events = [Event[Any](row, decode) for row in rows if row[_ORIGIN] != ".cascade"]
         batch = Held[Any](BatchId(0), TickId(after[0]), TickId(found.to_tick), events)
-        begin = (self.home.set, me.provider, me.generation, after[0])
+        begin = (self.home.set, me.provider, me.generation, *after)
         finish = (self.home.set, found.ticks, Jsonb(controls))
         if self._handler is None or is_async(self._handler) or not events:
             await self._apply(local, batch, begin, finish)

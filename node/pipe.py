@@ -18,6 +18,8 @@ from psycopg.copy import AsyncQueuedLibpqWriter
 from cascade.db import AsyncConnection
 
 BLOCK_BYTES = 256 * 1024
+#: Binary, too, is converted between encodings: both sides must name the same one, whatever their databases prefer.
+FORMAT = "format binary, encoding 'UTF8'"
 COLUMNS = "id, time, txid, type, key, payload, headers, origin, origin_id"
 #: The end of a binary COPY, alone, and after the header of an empty one.
 _TRAILER_BYTES, _EMPTY_BYTES = 2, 21
@@ -66,7 +68,7 @@ def deadline(seconds: float, *connections: AsyncConnection) -> Iterator[Deadline
 
 async def read_blocks(source: AsyncConnection, query: str) -> AsyncIterator[bytes]:
     """Yield the rows of a query as binary COPY, in large blocks."""
-    async with source.cursor() as cur, cur.copy(f"copy ({query}) to stdout (format binary)".encode()) as copy:
+    async with source.cursor() as cur, cur.copy(f"copy ({query}) to stdout ({FORMAT})".encode()) as copy:
         take = source.pgconn.get_copy_data
         while chunk := await copy.read():
             parts, size = [chunk], len(chunk)
@@ -84,7 +86,7 @@ async def pipe(source: AsyncConnection, query: str, target: AsyncConnection, tab
     """Copy the rows of a query into a table inside the target's transaction, and return how many bytes."""
     size = 0
     async with target.cursor() as cur:
-        statement = f"copy {table} ({COLUMNS}) from stdin (format binary)".encode()
+        statement = f"copy {table} ({COLUMNS}) from stdin ({FORMAT})".encode()
         async with cur.copy(statement, writer=AsyncQueuedLibpqWriter(cur)) as into:
             async for block in read_blocks(source, query):
                 await into.write(block)
@@ -95,6 +97,4 @@ async def pipe(source: AsyncConnection, query: str, target: AsyncConnection, tab
 
 async def set_up_reader(conn: AsyncConnection) -> None:
     """Prepare a connection for reading events: partitions have no statistics, so plans are told what to do."""
-    await conn.execute(
-        "set enable_seqscan = off; set jit = off; set max_parallel_workers_per_gather = 0; set client_encoding = 'UTF8'"
-    )
+    await conn.execute("set enable_seqscan = off; set jit = off; set max_parallel_workers_per_gather = 0")

@@ -41,3 +41,24 @@ def test_switching_back_and_forth_under_load_loses_and_repeats_nothing(orders: C
         orders.advance("s3")
     assert orders.node("s4")["provider"] == "s2" and orders.node("s3")["provider"] == "s2"
     orders.check_all()
+
+
+def test_databases_that_prefer_another_encoding_get_the_same_text(cascade: Cascade) -> None:
+    """A database's client_encoding is a default for clients that do not care; copying cares."""
+    cascade.define()
+    for name, encoding in (("s1", "LATIN1"), ("s2", "WIN1252"), ("s4", "LATIN1")):
+        db = cascade.dbs[name]
+        db.main.execute(f"alter database {db.name} set client_encoding = '{encoding}'".encode())
+    cascade.create().start()
+    text = "é ü ß"
+    conn = cascade.dbs["s1"].connect(client_encoding="UTF8")
+    conn.execute(
+        "insert into queue.orders (type, key, payload) values (%s, %s, %s)", (text, text, f'{{"n": "{text}"}}')
+    )
+    cascade.settle()
+    for name in ("s1", "s2", "s3"):
+        found = cascade.dbs[name].connect(client_encoding="UTF8")
+        rows = found.execute("select type, key, payload::text from queue.orders where origin is null").fetchall()
+        assert rows == [(text, text, f'{{"n": "{text}"}}')], name
+    found = cascade.dbs["s4"].connect(client_encoding="UTF8")
+    assert found.execute("select type, key from public.cascade_events").fetchall() == [(text, text)]

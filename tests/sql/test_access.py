@@ -89,7 +89,7 @@ CALLS = {
     "forget_subscriber": "cascade.forget_subscriber('{q}', 'mine')",
     "next_copy": "cascade.next_copy('{q}', 'mine', 1, 1, '', 1, 1)",
     "check_copy": "cascade.check_copy('{q}', 'mine', 1, 1, '', 1)",
-    "begin_copy": "cascade.begin_copy('{q}', 'mine', 1, 1)",
+    "begin_copy": "cascade.begin_copy('{q}', 'mine', 1, 1, '')",
     "finish_copy": "cascade.finish_copy('{q}', '[]')",
     "finish_leaf_copy": "cascade.finish_leaf_copy('{q}', '[]', '[]')",
     "tell": "cascade.tell('{q}', 'mine', '[]')",

@@ -214,7 +214,7 @@ def test_a_rotation_waits_for_a_copy_under_way(nodes: Nodes) -> None:
     s1.tick()
     fetched = fetched_by(s2)
     copying = s2.connect(autocommit=False)
-    copying.execute("select cascade.begin_copy('q', 's1', %s, %s)", (fetched.generation, fetched.after[0]))
+    copying.execute("select cascade.begin_copy('q', 's1', %s, %s, %s)", (fetched.generation, *fetched.after))
     s2.main.execute("set lock_timeout = '50ms'")
     with refused("55P03", hint=False):
         s2.rotate("q")
@@ -457,7 +457,7 @@ def test_a_change_waits_for_the_copy_it_comes_after(nodes: Nodes) -> None:
     s1.tick()
     fetched = fetched_by(s2)
     copying = s2.connect(autocommit=False)
-    copying.execute("select cascade.begin_copy('q', 's1', %s, %s)", (fetched.generation, fetched.after[0]))
+    copying.execute("select cascade.begin_copy('q', 's1', %s, %s, %s)", (fetched.generation, *fetched.after))
     s2.main.execute("set lock_timeout = '50ms'")
     for call in ("pause_node('q')", "set_provider('q', 's1')", "raise_generation('q', 5)"):
         with refused("55P03", hint=False):
@@ -510,7 +510,19 @@ def test_a_copy_needs_read_committed(nodes: Nodes) -> None:
 def test_a_root_copies_from_nobody(nodes: Nodes) -> None:
     s1 = nodes.root()
     with refused("QC209"):
-        s1.rows("select cascade.begin_copy('q', null, 1, %s)", s1.position())
+        chain = s1.describe()["tick"]["chain"]
+        s1.rows("select cascade.begin_copy('q', null, 1, %s, %s)", s1.position(), chain)
+
+
+def test_what_was_fetched_after_another_tick_of_the_same_number_does_not_land(nodes: Nodes) -> None:
+    """A site that was restored may stand on the same id again, on another path."""
+    s1, s2 = nodes.line()
+    s1.insert(1)
+    s1.tick()
+    fetched = fetched_by(s2)
+    with refused("QC209"):
+        s2.store(replace(fetched, after=(fetched.after[0], b"another chain")), check=False)
+    assert s2.store(fetched) == fetched.to_tick
 
 
 def test_ticks_that_do_not_link_are_refused(nodes: Nodes) -> None:
@@ -672,10 +684,10 @@ def test_a_leaf_is_handed_the_control_events_and_keeps_no_events(nodes: Nodes) -
     query = "select jsonb_agg(jsonb_build_object('type', type, 'payload', payload) order by id) from ({}) as e where {}"
     controls = s1.value(query.format(fetched.query, "origin = '.cascade'"))
     controls.append({"type": "cascade.global-watermark", "payload": {"tick_id": fetched.to_tick}})
-    begin = "select cascade.begin_copy('q', 's1', %s, %s)"
+    begin = "select cascade.begin_copy('q', 's1', %s, %s, %s)"
     finish = "select cascade.finish_leaf_copy('q', %s, %s)"
     with leaf.main.transaction():
-        assert leaf.value(begin, fetched.generation, fetched.after[0]) is None
+        assert leaf.value(begin, fetched.generation, *fetched.after) is None
         assert leaf.value(finish, Jsonb(fetched.ticks), Jsonb(controls)) == fetched.to_tick
     assert leaf.position() == fetched.to_tick
     assert leaf.member("s4", "state") == "live"

@@ -675,3 +675,16 @@ def describe(story: Story) -> str:
         )
         lines.append(f"{standing.role} {standing.node}: {path}; retained {standing.first_retained}; terms {terms}")
     return "\n".join(lines)
+
+
+def test_nobody_copies_from_a_node_that_was_dropped(nodes: Nodes) -> None:
+    """It gets nothing more: whoever waited for it would wait for ever, without an alarm."""
+    s1, s2 = nodes.line()
+    s3 = nodes.add("s3", s2)
+    nodes.settle()
+    s1.rows("select cascade.drop_member('q', 's2')")
+    assert s2.join()["answer"] == "dropped"
+    assert s3.join(s2)["answer"] == "stale"
+    with refused("QC709"):
+        s3.fetch()
+    assert s3.join(s1)["answer"] == "on path"

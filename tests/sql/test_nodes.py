@@ -613,3 +613,12 @@ def test_a_queue_without_a_set_has_no_node(db: Database) -> None:
     assert db.rows("select * from cascade.nodes") == db.rows("select * from cascade.members") == []
     with refused("QC105", 'no node in set "q"'):
         db.rows("select cascade.describe_node('q')")
+
+
+def test_the_hundredth_member_is_refused_with_a_reason(nodes: Nodes) -> None:
+    s1 = nodes.root()
+    s1.rows("select cascade.add_member('q', 'n' || g, 'leaf') from generate_series(2, 99) as g")
+    with refused("QC208", "has had 99 members"):
+        s1.rows("select cascade.add_member('q', 'n100', 'leaf')")
+    s1.rows("select cascade.drop_member('q', 'n7')")
+    s1.rows("select cascade.add_member('q', 'n7', 'leaf', again => true)")

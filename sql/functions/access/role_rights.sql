@@ -45,7 +45,7 @@ as $$
            'cascade.register_subscriber(text, text, bigint, text),'
            'cascade.next_copy(text, text, bigint, bigint, bytea, integer, bigint),'
            'cascade.check_copy(text, text, bigint, bigint, bytea, bigint),'
-           'cascade.begin_copy(text, text, bigint, bigint),'
+           'cascade.begin_copy(text, text, bigint, bigint, bytea),'
            'cascade.finish_copy(text, jsonb),'
            'cascade.finish_leaf_copy(text, jsonb, jsonb),'
            'cascade.tell(text, text, jsonb),'

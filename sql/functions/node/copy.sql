@@ -59,6 +59,7 @@ begin
     if not exists (select from cascade_internal.member as m where m.queue_id = v_id and m.node = check_subscriber.node and m.state = 'live') then
         perform cascade_internal.raise_answer('dropped', format('%s is no live member', check_subscriber.node));
     elsif v_prev.chain is distinct from check_subscriber.chain
+          or cascade_internal.is_dropped(v_id)
           or cascade_internal.first_gen(v_id) > v_prev.gen_low then
         -- Not where it was: joining again says why.
         raise exception 'node "%" stands on tick %, which is not here', check_subscriber.node, check_subscriber.tick_id
@@ -89,10 +90,10 @@ end
 $$;
 comment on function cascade.check_copy(text, text, bigint, bigint, bytea, bigint) is 'Whether everything that was copied is still held.';
 
--- cascade.begin_copy(set, provider, generation, tick_id): the first statement of a subscriber's copying
+-- cascade.begin_copy(set, provider, generation, tick_id, chain): the first statement of a subscriber's copying
 -- transaction.  It locks the queue, so that rotation moves before or after, checks that nothing was
 -- changed since the batch was fetched, and returns the partition to copy into (null on a leaf).
-create or replace function cascade.begin_copy("set" text, provider text, generation bigint, tick_id bigint)
+create or replace function cascade.begin_copy("set" text, provider text, generation bigint, tick_id bigint, chain bytea)
 returns text
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -109,8 +110,8 @@ begin
     select n.* into v_node from cascade_internal.node as n where n.queue_id = v_queue.queue_id for share;
     v_last := cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots);
     if v_node.role = 'root' or v_node.state <> 'running'
-       or (v_node.provider, v_node.generation, v_last.tick_id) is distinct from
-          (begin_copy.provider, begin_copy.generation, begin_copy.tick_id) then
+       or (v_node.provider, v_node.generation, v_last.tick_id, v_last.chain) is distinct from
+          (begin_copy.provider, begin_copy.generation, begin_copy.tick_id, begin_copy.chain) then
         raise exception 'node "%" has moved on: provider %, generation %, tick %, %',
                         v_node.node, v_node.provider, v_node.generation, v_last.tick_id, v_node.state
             using errcode = 'QC209', hint = 'It was switched, paused or dropped, or another daemon copied this: look again.';
@@ -121,7 +122,7 @@ begin
     return format('cascade_internal.event_%s_%s', v_queue.queue_id, cascade_internal.current_gen(v_queue.queue_id, v_queue.slots) % v_queue.slots);
 end
 $$;
-comment on function cascade.begin_copy(text, text, bigint, bigint) is 'Begins a copying transaction, if nothing has changed since.';
+comment on function cascade.begin_copy(text, text, bigint, bigint, bytea) is 'Begins a copying transaction, if nothing has changed since.';
 
 -- cascade.finish_copy(set, ticks): the last statement of a copying transaction.  Each tick must link to
 -- the one before, the first to where this node stands.  A batch lies wholly in the generation it

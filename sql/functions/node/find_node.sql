@@ -48,6 +48,22 @@ end
 $$;
 comment on function cascade_internal.root_name(integer) is 'The node that is the root of a queue''s set.';
 
+-- A node that was dropped gets nothing more, so nobody should copy from it: they would just wait.  It
+-- learns of it from its provider's answer, or from the log, whichever comes first.
+create or replace function cascade_internal.is_dropped(queue_id integer)
+returns boolean
+language plpgsql stable set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return exists (select
+                     from cascade_internal.node as n
+                     left join cascade_internal.member as m on m.queue_id = n.queue_id and m.node = n.node
+                    where n.queue_id = is_dropped.queue_id
+                      and (m.state <> 'live' or n.answer = 'dropped'));
+end
+$$;
+comment on function cascade_internal.is_dropped(integer) is 'Whether this database''s own node was dropped or marked dead.';
+
 create or replace function cascade_internal.raise_is_copy(queue cascade_internal.queue, what text)
 returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp

@@ -125,6 +125,12 @@ begin
         return;
     end if;
 
+    if cascade_internal.is_dropped(v_id) then
+        join_answer.answer := 'stale';
+        join_answer.detail := format('%s was dropped from the set, and gets nothing more', v_node.node);
+        return;
+    end if;
+
     -- The term that ended this root's, or this branch's before where it stands.
     select v.* into v_over
       from cascade_internal.term as v

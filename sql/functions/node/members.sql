@@ -121,6 +121,10 @@ begin
     select q.* into v_queue from cascade_internal.queue as q where q.queue_id = v_root.queue_id for no key update;
     select m.* into v_member from cascade_internal.member as m where m.queue_id = v_queue.queue_id and m.node = add_member.node;
     if not found then
+        if (select max(m.node_no) from cascade_internal.member as m where m.queue_id = v_queue.queue_id) >= 99 then
+            raise exception 'set "%" has had 99 members, and their numbers are never given again', add_member."set"
+                using errcode = 'QC208', hint = 'Take one of the dropped ones back, by its name, or make a new set.';
+        end if;
         insert into cascade_internal.member (queue_id, node, node_no, role, since_tick, location, version)
         select v_queue.queue_id, add_member.node,
                (select max(m.node_no) + 1 from cascade_internal.member as m where m.queue_id = v_queue.queue_id),
