@@ -50,7 +50,8 @@ def _complete(dsn: str, service: str) -> str:
     usual: dict[str, str | int | None] = {
         "application_name": f"cascade/{service}"[:63],
         "connect_timeout": CONNECT_TIMEOUT_S,
-    } | ALIVE
+        **ALIVE,
+    }
     found: dict[str, str | int | None] = {name: usual[name] for name in usual.keys() - given.keys()}
     # JSON is written in UTF-8 here, and must not be taken for something else because a database prefers that.
     return psycopg.conninfo.make_conninfo(dsn, **found, client_encoding="UTF8")
