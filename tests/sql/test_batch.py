@@ -418,6 +418,24 @@ def test_a_batch_given_back_goes_to_the_next_who_asks(db: Database) -> None:
     assert db.drain(worker="a") == [2]
 
 
+def test_a_worker_that_asks_again_gets_its_batch_before_an_older_one_given_back(db: Database) -> None:
+    fill(db, 3)
+    first, second = take(db, worker="b"), take(db, worker="a")
+    db.rows("select cascade.release_batch(%s)", first)
+    assert take(db, worker="a") == second, "the first reply may have been lost"
+    assert db.events(take(db, worker="a", finish=second)) == [1]
+
+
+def test_an_exclusive_worker_keeps_to_the_order(db: Database) -> None:
+    fill(db, 2)
+    first = take(db, worker="a", exclusive=True)
+    second = take(db, worker="a", exclusive=True, after=first)
+    db.rows("select cascade.release_batch(%s)", first)
+    again = take(db, worker="a", exclusive=True)
+    assert db.events(again) == [1]
+    assert take(db, worker="a", exclusive=True, finish=again) == second
+
+
 def expire(db: Database, worker: str) -> None:
     """Let a worker's lease run out, as time would."""
     table = db.value("select 'cascade_internal.position_' || queue_id || '_0' from cascade_internal.queue")

@@ -139,14 +139,15 @@ begin
                         where o.worker <> choose_batch.worker and o.until > choose_batch.at) then
             return null;
         end if;
-        -- The oldest that this worker holds, or that was given back, or whose lease ran out; but not
-        -- one that the worker has at hand, up to `after`.
+        -- One that this worker holds, so that asking again gives the same answer; else the oldest that
+        -- was given back or whose lease ran out.  An exclusive worker keeps to the order instead.
+        -- But none that the worker has at hand, up to `after`.
         select o.* into v_range
           from unnest((choose_batch."position").open_batches) as o
          where (o.worker is null or o.worker = choose_batch.worker or o.until <= choose_batch.at)
            and (v_batch.batch_id is null or o.worker is distinct from choose_batch.worker
                 or (o.from_tick, o.batch_id) > (v_batch.from_tick, v_batch.batch_id))
-         order by o.from_tick, o.batch_id
+         order by not choose_batch.exclusive and o.worker is distinct from choose_batch.worker, o.from_tick, o.batch_id
          limit 1;
         if found then
             if v_range.worker is null or v_range.until <= choose_batch.at then
