@@ -140,10 +140,11 @@ async def read_batch(
 
     Another batch is finished in the same step: both or neither.
     """
-    arguments = reading.arguments(queue, after=after, finish=finishing.id if finishing else None)
+    # A batch may be empty, and is false then.
+    arguments = reading.arguments(queue, after=after, finish=None if finishing is None else finishing.id)
     async with conn.cursor(binary=True) as cur:
         raw_json(cur.adapters)
-        with finishing.closing() if finishing else nullcontext(), translated():
+        with nullcontext() if finishing is None else finishing.closing(), translated():
             await cur.execute(NEXT_BATCH, arguments)
         row: Any = await cur.fetchone()
         if row is None:
@@ -274,10 +275,16 @@ class Stream(Generic[T]):
                 if batch is None:
                     await self._wait(conn, leave)
                 elif not batch.events:
-                    await batch.finish()
+                    # Not on the connection for finishing: there a handler's transaction may be open.
+                    finishing = batch
                 else:
                     self._open[batch.id] = batch
                     return batch
+            except BatchLostError:
+                # A batch that somebody has finished or moved away between taking and reading it.
+                if finishing is not None and finishing.events:
+                    raise
+                finishing = None
             except TransientError as error:
                 delay = next(delays)
                 log.warning("queue %s: %s; again in %.1f s", self._queue, error, delay)
@@ -285,7 +292,8 @@ class Stream(Generic[T]):
                     async with asyncio.timeout(delay):
                         await leave.wait()
         if finishing is not None:
-            await finishing.finish()
+            with finishing.closing(), translated():
+                await (await self._listening()).execute(FINISH, (finishing.id, False))
         return None
 
     async def _listening(self) -> AsyncConnection:

@@ -217,10 +217,11 @@ class Queue(Generic[T]):
     def _read(self, reading: Reading, *, finishing: Batch[T] | None = None) -> Batch[T] | None:
         """Take a batch and read it; another one is finished in the same step: both or neither."""
         conn = self._client.connection()
-        arguments = reading.arguments(self.name, finish=finishing.id if finishing else None)
+        # A batch may be empty, and is false then.
+        arguments = reading.arguments(self.name, finish=None if finishing is None else finishing.id)
         with translated(), conn.cursor(binary=True) as cur:
             raw_json(cur.adapters)
-            with finishing.closing() if finishing else nullcontext(), translated():
+            with nullcontext() if finishing is None else finishing.closing(), translated():
                 cur.execute(statements.NEXT_BATCH, arguments)
             row: Any = cur.fetchone()
             if row is None:

@@ -179,6 +179,27 @@ async def test_a_stream_stopped_between_finishing_and_taking_the_next_finishes(
     assert ticking.row("select lag_events, open_batches from cascade.consumers") == (0, 0)
 
 
+async def test_empty_batches_are_passed_while_a_handler_s_transaction_is_open(
+    client: cascade.Client, ticking: Database
+) -> None:
+    """They are no part of that transaction, so its end, whichever it is, does not bring them back."""
+    queue = client.queue("q")
+    await queue.publish(1)
+    async with asyncio.timeout(20), queue.stream("c", max_ticks=1) as stream:
+        async for batch in stream:
+            async with batch.transaction():
+                last = [ticking.tick() for _ in range(3)][-1]
+                query = (
+                    "select head = %s and cardinality(open_batches) = 1"
+                    " from cascade_internal.position_1_0 order by n desc"
+                )
+                await asyncio.to_thread(eventually, lambda query=query, last=last: ticking.value(query, last))
+            break
+    ticking.tick()
+    await queue.publish(2)
+    assert await collect(queue.stream("c"), 1) == [2]
+
+
 async def test_the_lease_of_a_long_handler_is_renewed(client: cascade.Client) -> None:
     queue = client.queue("q")
     await queue.publish("long")

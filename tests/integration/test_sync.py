@@ -54,6 +54,19 @@ def test_a_stream_yields_batches_and_finishes_them(db: Database) -> None:
         assert queue.next_batch("c", worker="x") is None
 
 
+def test_a_stream_passes_batches_without_events(db: Database) -> None:
+    """Heartbeats of an idle queue, and control events of a set, make ticks that show consumers nothing."""
+    with cascade.sync.connect(db.dsn) as client:
+        queue = client.queue("q")
+        for _ in range(3):
+            queue.tick()
+        queue.publish("after them")
+        queue.tick()
+        stream = queue.stream("c", max_ticks=1)
+        assert [event.payload for event in next(stream)] == ["after them"]
+        stream.close()
+
+
 def test_a_batch_lost_meanwhile_ends_the_stream_with_a_named_error(db: Database) -> None:
     with cascade.sync.connect(db.dsn) as client:
         queue = client.queue("q")
