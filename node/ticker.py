@@ -62,6 +62,8 @@ class Ticker:
         self._timeout_s = timeout_s
         self._conn: AsyncConnection | None = None
         self._armed = False
+        #: Nobody was writing at the last count who had looked at the register before it was armed.
+        self._is_clear = False
         self._notified = False
         self._quiet = 0
         self._close = 0
@@ -72,7 +74,7 @@ class Ticker:
     async def run(self, stop: asyncio.Event) -> None:
         """Take turns until `stop` is set."""
         conn = await connect(self._dsn, service="ticker")
-        self._conn, self._armed, self.turned_at = conn, False, None
+        self._conn, self._armed, self._is_clear, self.turned_at = conn, False, False, None
         try:
             with translated():
                 with deadline(self._timeout_s, conn):
@@ -107,7 +109,7 @@ class Ticker:
             return await self._arm()
         if self._close >= self._pace.busy_ticks:
             await self._fetch(DISARM)
-            self._armed, self._close = False, 0
+            self._armed, self._close, self._is_clear = False, 0, False
             return self._pace.busy_s
         if ticks and self._notified:
             return self._pace.asleep_s
@@ -122,12 +124,19 @@ class Ticker:
         [(writers,)] = await self._fetch(ARM)
         if writers is None:
             return self._pace.writers_s
+        was_clear, self._is_clear = self._is_clear, writers == 0
         if not self._armed:
             self._armed, self._close = True, 0
             # What was committed between the last look and the arming woke nobody.
             self._quiet = self._pace.quiet_looks - 1
             return 0.0
-        return self._pace.writers_s if writers else self._pace.asleep_s
+        if writers:
+            return self._pace.writers_s
+        if not was_clear:
+            # The last of those who will not notify may have committed after the last look.
+            self._quiet = self._pace.quiet_looks - 1
+            return 0.0
+        return self._pace.asleep_s
 
     async def _wait(self, seconds: float, stop: asyncio.Event) -> None:
         """Wait for a wake-up, the time to look, or the end."""
