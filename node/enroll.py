@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 
 from cascade.db import AsyncConnection, connect, translated
 from cascade.errors import CascadeError, NodeNotFoundError, TransientError
-from cascade.node.home import Home, join_error
+from cascade.node.home import JOIN, SERVED, Home, join_error
 from cascade.topology import Node, Topology, expand
 
 log = logging.getLogger("cascade.node.enroll")
@@ -31,7 +31,6 @@ KNOWN_LOCATION: LiteralString = "select location from cascade.members where set 
 ROOT_NAME: LiteralString = "select root from cascade.nodes where set = %s"
 SET_PROVIDER: LiteralString = "select cascade.set_provider(%s, %s, %s, %s)"
 FORGET: LiteralString = "select cascade.forget_subscriber(%s, %s)"
-JOIN: LiteralString = "select cascade.join_provider(%s, %s)"
 
 
 def dsn_of(topology: Topology, database: str) -> str:
@@ -137,7 +136,7 @@ async def switch(home: Home, provider: str, *, from_file: bool = False) -> int:
             answer = await home.call(new, JOIN, home.set, Jsonb(me.introduction))
         finally:
             await new.close()
-        if answer["answer"] not in ("on path", "behind"):
+        if answer["answer"] not in SERVED:
             raise join_error(answer["answer"], answer["detail"])
         generation = int(await home.call(local, SET_PROVIDER, home.set, provider, me.generation, from_file))
         log.info("set %s: node %s copies from %s now, no longer from %s", home.set, me.node, provider, me.provider)

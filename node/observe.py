@@ -17,6 +17,7 @@ from psycopg.rows import dict_row
 from cascade.db import connect, translated
 from cascade.errors import CascadeError, SchemaError
 from cascade.node.enroll import dsn_of
+from cascade.node.home import SQLSTATES
 from cascade.topology import Node, Topology
 
 NODES: LiteralString = "select n.*, clock_timestamp() as asked_at from cascade.nodes as n"
@@ -33,7 +34,6 @@ LAG_WARNING_S = 10.0
 SILENT_S = 60.0
 #: Who holds retention is named once it holds something back, or for so long.
 HELD_NOTE_S = 60.0
-STOPPING = frozenset(["dropped", "dirty", "conflict", "stale", "rewound", "diverged", "expired"])
 LEVELS = ("healthy", "warning", "critical")
 
 
@@ -210,7 +210,7 @@ def _notes(node: Node, own: dict[str, Any], answer: Answer) -> tuple[list[str], 
     elif own["provider"] != node.provider:
         notes.append(f"TOPOLOGY_DRIFT: it copies from {own['provider']}, the file says {node.provider}")
         level = 1
-    if own["answer"] in STOPPING:
+    if own["answer"] in SQLSTATES:
         notes.append(f"{own['answer']}: {own['answer_detail']}")
         level = 2
     elif own["state"] == "paused":
