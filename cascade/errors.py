@@ -22,7 +22,9 @@ CascadeError
 │   ├── NotRootError         only the root decides this                        QC206
 │   ├── NodeExistsError      the database is another node already              QC207
 │   ├── RoleError            a node of this role cannot do that                QC208
-│   └── MovedOnError         the node was changed meanwhile                    QC209
+│   ├── MovedOnError         the node was changed meanwhile                    QC209
+│   ├── OperationError       another operation is open on the set              QC210
+│   └── BallotError          another promotion is under way                    QC212
 ├── ForbiddenError         the role may not do this                            QC301
 ├── PayloadError           not JSON, or larger than the queue takes            QC302, QC303
 ├── FencedError            this term is over                                   QC401
@@ -39,6 +41,7 @@ CascadeError
 │   ├── LeftBehindError      the events it needs are gone                      QC707
 │   ├── BehindError          the provider has to catch up first                QC708
 │   └── RejoinError          the provider changed: ask it again                QC709
+├── UnsafeError            refused: it could lose something that was not accepted
 ├── TransientError         try again: a connection was lost, a lock not had
 ├── ServerError            an embedded server could not be started or reached
 └── CorruptionError        what only a bug or damaged storage could cause      QC901
@@ -210,6 +213,18 @@ class MovedOnError(ConflictError):
     sqlstate = "QC209"
 
 
+class OperationError(ConflictError):
+    """Another operation is open on the set, or this one has expired."""
+
+    sqlstate = "QC210"
+
+
+class BallotError(ConflictError):
+    """Another promotion is under way, or this one was not announced."""
+
+    sqlstate = "QC212"
+
+
 class ForbiddenError(CascadeError):
     """The role may not do this."""
 
@@ -308,6 +323,10 @@ class RejoinError(JoinError):
     """The provider changed while it was read: joining again says how."""
 
     sqlstate = "QC709"
+
+
+class UnsafeError(CascadeError):
+    """Refused: it could lose something that nobody has accepted to lose; nothing was done."""
 
 
 class TransientError(CascadeError):
