@@ -63,8 +63,7 @@ class Sentinel:
         duty = await self.home.call(local, DUTY, self.home.set)
         if duty["role"] != "root":
             return
-        if duty["fence"] is None or duty["fence"]["cause"] in ("operation", "conflict", "rewound"):
-            duty = await self._ask_others(local, duty)
+        duty = await self._ask_others(local, duty)
         fence = duty["fence"]
         self.note = None if fence is None else f"fenced: {fence['detail'] or fence['cause']}"
         if fence is None or fence["cause"] == "operation":
@@ -80,10 +79,12 @@ class Sentinel:
         """Exchange terms with every member that answers, and compare them with ours; return the duty then."""
         others = await self.home.call(local, OTHERS, self.home.set)
         answers = await asyncio.gather(*(self._ask(local, other, duty["terms"]) for other in others))
-        known = {term["uid"] for term in duty["terms"] if term["voided_by"] is None}
+        is_over = duty["fence"] is not None and duty["fence"]["cause"] == "over"
         for answer in answers:
-            if answer is not None and {term["uid"] for term in answer["terms"] if term["voided_by"] is None} != known:
-                await self.home.call(local, STAND_DOWN, self.home.set, Jsonb(answer["terms"]), Jsonb(answer["members"]))
+            # The new root also says where it is, for those who are refused here.
+            if answer is not None and (answer["terms"] != duty["terms"] or (is_over and answer["role"] == "root")):
+                arguments = (self.home.set, Jsonb(answer["terms"]), Jsonb(answer["members"]))
+                await self.home.call(local, STAND_DOWN, *arguments)
         return dict(await self.home.call(local, DUTY, self.home.set))
 
     async def _ask(self, local: AsyncConnection, other: str, terms: list[Any]) -> dict[str, Any] | None:

@@ -105,6 +105,10 @@ begin
                 where o.queue_id = v_queue.queue_id and o.ended_at is null and o.expires_at < clock_timestamp()) then
         perform cascade_internal.expire_operation(cascade_internal.lock_queue(root_duty."set"));
     end if;
+    -- Somebody else may have told this database of a term that ended its own.
+    if v_node.role = 'root' and (select o.cause is not null from cascade_internal.end_of_term(v_queue) as o) then
+        perform cascade.stand_down(root_duty."set");
+    end if;
     select f.* into v_fence from cascade_internal.fence as f where f.queue_id = v_queue.queue_id;
     return jsonb_build_object(
         'node', v_node.node, 'role', v_node.role, 'generation', v_node.generation,

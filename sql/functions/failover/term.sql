@@ -90,7 +90,7 @@ begin
     returning term.* into v_term;
     update cascade_internal.node as n
        set role = 'root', provider = null, generation = n.generation + 1, state = 'running',
-           answer = null, answer_detail = null, answered_at = null, file_provider = null
+           answer = null, answer_detail = null, answered_at = null
      where n.queue_id = v_id;
     perform cascade_internal.post_control(v_queue, 'cascade.term', to_jsonb(v_term) - 'queue_id');
     -- Members come from the own prefix of the log, each at the last watermark in it; each tells anew.
