@@ -106,6 +106,7 @@ CALLS = {
     "withdraw_handover": f"cascade.withdraw_handover('{{q}}', '{UID}')",
     "note_withdrawn": f"cascade.note_withdrawn('{{q}}', '{UID}')",
     "next_term_number": "cascade.next_term_number('{q}')",
+    "renew_term": "cascade.renew_term('{q}')",
     "open_ballot": f"cascade.open_ballot('{{q}}', 101, '{UID}', 'mine')",
     "close_ballot": f"cascade.close_ballot('{{q}}', 101, '{UID}')",
     "promote": f"cascade.promote('{{q}}', '{UID}', 101, 'failover', 1, '')",
@@ -134,8 +135,8 @@ NODE = {
     "note_error", "note_answer", "raise_generation", "node_generation", "describe_node", "join_provider",
     "register_subscriber", "forget_subscriber", "next_copy", "check_copy", "begin_copy", "finish_copy",
     "finish_leaf_copy", "tell", "report", "advance_watermark", "describe_set", "exchange_terms", "stand_down",
-    "complete_fence", "root_duty", "heir_duty", "take_handover", "note_withdrawn", "next_term_number", "promote",
-    "demote", "certificate_report", "amend_certificate",
+    "complete_fence", "root_duty", "heir_duty", "take_handover", "note_withdrawn", "next_term_number", "renew_term",
+    "promote", "demote", "certificate_report", "amend_certificate",
 }  # fmt: skip
 PRODUCER = {"post", "post_many", "reserve_id"}
 CONSUMER = {
