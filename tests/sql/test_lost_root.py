@@ -24,7 +24,6 @@ from tests.fixtures.failover import (
 from tests.fixtures.nodes import Node, Nodes, same
 from tests.sql.test_switchover import payloads
 
-
 #: The events of a quarantine, whole.
 HELD = "select term_uid, id, to_jsonb(x) from cascade.read_quarantine('q') as x where state = 'held' order by id"
 
