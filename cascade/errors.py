@@ -22,7 +22,10 @@ CascadeError
 │   ├── NotRootError         only the root decides this                        QC206
 │   ├── NodeExistsError      the database is another node already              QC207
 │   ├── RoleError            a node of this role cannot do that                QC208
-│   └── MovedOnError         the node was changed meanwhile                    QC209
+│   ├── MovedOnError         the node was changed meanwhile                    QC209
+│   ├── ConsumerMovedError   the consumer is at another node                   QC213
+│   ├── ConsumerBusyError    somebody holds its batches                        QC214
+│   └── ConsumerExistsError  the other node has one of that name               QC215
 ├── ForbiddenError         the role may not do this                            QC301
 ├── PayloadError           not JSON, or larger than the queue takes            QC302, QC303
 ├── FencedError            the queue takes no inserts here; says where it does QC401
@@ -213,6 +216,24 @@ class MovedOnError(ConflictError):
     """The node was switched, paused or dropped, or somebody else copied for it; nothing was done."""
 
     sqlstate = "QC209"
+
+
+class ConsumerMovedError(ConflictError):
+    """The consumer is at another node, or on its way there; the message names it."""
+
+    sqlstate = "QC213"
+
+
+class ConsumerBusyError(ConflictError):
+    """The consumer cannot be moved while somebody holds batches of it."""
+
+    sqlstate = "QC214"
+
+
+class ConsumerExistsError(ConflictError):
+    """The node has a consumer of that name already."""
+
+    sqlstate = "QC215"
 
 
 class ForbiddenError(CascadeError):

@@ -95,13 +95,19 @@ CALLS = {
     "tell": "cascade.tell('{q}', 'mine', '[]')",
     "report": "cascade.report('{q}')",
     "advance_watermark": "cascade.advance_watermark('{q}')",
+    "move_consumer": "cascade.move_consumer('{q}', 'c', 'mine')",
+    "accept_consumer": "cascade.accept_consumer('{q}', 'c', 1, 'mine', gen_random_uuid())",
+    "refuse_consumer": "cascade.refuse_consumer('{q}', 'c', 'mine', gen_random_uuid())",
+    "finish_move": "cascade.finish_move('{q}', 'c', gen_random_uuid())",
+    "cancel_move": "cascade.cancel_move('{q}', 'c', gen_random_uuid())",
 }
 #: What one daemon asks of another's database; creating and ending members is for operators.
 NODE = {
     "add_member", "create_node", "readmit_node", "set_provider", "pause_node", "resume_node", "set_processing",
     "note_error", "note_answer", "raise_generation", "node_generation", "describe_node", "join_provider",
     "register_subscriber", "forget_subscriber", "next_copy", "check_copy", "begin_copy", "finish_copy",
-    "finish_leaf_copy", "tell", "report", "advance_watermark",
+    "finish_leaf_copy", "tell", "report", "advance_watermark", "move_consumer", "accept_consumer", "refuse_consumer",
+    "finish_move", "cancel_move",
 }  # fmt: skip
 PRODUCER = {"post", "post_many", "reserve_id"}
 CONSUMER = {

@@ -59,7 +59,12 @@ as $$
            'cascade.pause_node(text),'
            'cascade.resume_node(text),'
            'cascade.note_error(text, text),'
-           'cascade.set_processing(text, boolean)'
+           'cascade.set_processing(text, boolean),'
+           'cascade.move_consumer(text, text, text, boolean),'
+           'cascade.accept_consumer(text, text, bigint, text, uuid, jsonb, text[], bytea, boolean),'
+           'cascade.refuse_consumer(text, text, text, uuid),'
+           'cascade.finish_move(text, text, uuid),'
+           'cascade.cancel_move(text, text, uuid)'
 $$;
 comment on function cascade_internal.node_functions() is 'The functions granted to node daemons.';
 
