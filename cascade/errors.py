@@ -23,6 +23,8 @@ CascadeError
 │   ├── NodeExistsError      the database is another node already              QC207
 │   ├── RoleError            a node of this role cannot do that                QC208
 │   ├── MovedOnError         the node was changed meanwhile                    QC209
+│   ├── OperationError       another operation is open on the set              QC210
+│   ├── BallotError          another promotion is under way                    QC212
 │   ├── ConsumerMovedError   the consumer is at another node                   QC213
 │   ├── ConsumerBusyError    somebody holds its batches                        QC214
 │   └── ConsumerExistsError  the other node has one of that name               QC215
@@ -42,6 +44,7 @@ CascadeError
 │   ├── LeftBehindError      the events it needs are gone                      QC707
 │   ├── BehindError          the provider has to catch up first                QC708
 │   └── RejoinError          the provider changed: ask it again                QC709
+├── UnsafeError            refused: it could lose something that was not accepted
 ├── TransientError         try again: a connection was lost, a lock not had
 ├── ServerError            an embedded server could not be started or reached
 └── CorruptionError        what only a bug or damaged storage could cause      QC901
@@ -218,6 +221,18 @@ class MovedOnError(ConflictError):
     sqlstate = "QC209"
 
 
+class OperationError(ConflictError):
+    """Another operation is open on the set, or this one has expired."""
+
+    sqlstate = "QC210"
+
+
+class BallotError(ConflictError):
+    """Another promotion is under way, or this one was not announced."""
+
+    sqlstate = "QC212"
+
+
 class ConsumerMovedError(ConflictError):
     """The consumer is at another node, or on its way there; the message names it."""
 
@@ -357,6 +372,10 @@ class RejoinError(JoinError):
     """The provider changed while it was read: joining again says how."""
 
     sqlstate = "QC709"
+
+
+class UnsafeError(CascadeError):
+    """Refused: it could lose something that nobody has accepted to lose; nothing was done."""
 
 
 class TransientError(CascadeError):

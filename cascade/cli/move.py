@@ -26,6 +26,7 @@ from cascade.errors import (
     DivergedError,
     ExpiredError,
     MovedOnError,
+    TickNotFoundError,
     TransientError,
 )
 from cascade.topology import load
@@ -43,7 +44,7 @@ TAKE_BACK: LiteralString = "select cascade.cancel_move(%s, %s, %s)"
 
 LOOK_S = 0.1
 #: What the new node says when it can never take the consumer; MovedOnError: it has said so before.
-HOPELESS = (ConsumerExistsError, DivergedError, ExpiredError, MovedOnError)
+HOPELESS = (ConsumerExistsError, DivergedError, ExpiredError, MovedOnError, TickNotFoundError)
 
 
 @click.command()

@@ -17,6 +17,7 @@ import cascade.sync
 from cascade import errors
 from tests.fixtures.backend import Backend
 from tests.fixtures.database import eventually
+from tests.fixtures.failover import Switchover
 from tests.fixtures.nodes import Node, Nodes
 from tests.fixtures.proxy import FaultProxy
 
@@ -319,3 +320,36 @@ def test_two_queues_follow_each_their_own_root(kingdom: Kingdom, produce: Callab
     producer.run(producer.client.queue("alone").publish, "stays")
     assert kingdom.s1.value("select count(*) from queue.alone") == 1
     assert eventually(lambda: kingdom.stored()) == {"s1": [], "s2": ["q"]}
+
+
+def test_a_producer_publishes_through_real_switchovers(kingdom: Kingdom, produce: Callable[..., Producer]) -> None:
+    """Every event it was told of is in the log of both, once."""
+    producer = produce(kingdom.s1.dsn)
+    stop, done = threading.Event(), threading.Event()
+
+    def reign() -> None:
+        old, new = kingdom.both
+        for _ in range(4):
+            old.tick()
+            new.catch_up()
+            Switchover(old, new).run()
+            old, new = new, old
+            if stop.wait(0.1):
+                break
+        done.set()
+
+    king = threading.Thread(target=reign)
+    king.start()
+    sent = []
+    try:
+        while not done.is_set():
+            producer.publish(len(sent))
+            sent.append(len(sent))
+    finally:
+        stop.set()
+        king.join()
+    root, other = (node for node in sorted(kingdom.both, key=lambda node: node.provider is not None))
+    root.tick()
+    other.catch_up()
+    assert kingdom.stored() == {"s1": sent, "s2": sent}
+    assert len({row[0] // 10**12 for row in root.rows("select id from queue.q where origin is null")}) > 1

@@ -7,6 +7,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from tests.fixtures.expect import refused
+from tests.fixtures.failover import Switchover, fail_over, resurrect, stand_down
 from tests.fixtures.nodes import Node, Nodes
 
 
@@ -174,3 +175,92 @@ def test_an_old_root_that_returns_sends_its_readers_on(nodes: Nodes) -> None:
         Jsonb(payload),
     )
     assert stands(s2, "a") is not None, "it is about s1's only"
+
+
+def test_a_failover_takes_the_consumers_along(nodes: Nodes) -> None:
+    """And the old root, when it returns, keeps none of them: its readers are sent to the new one."""
+    s1, s2 = nodes.line()
+    s1.rows("select cascade.subscribe('q', 'a', 'earliest')")
+    s1.insert("before")
+    nodes.tidy()
+    nodes.settle()
+    s1.insert("lost with the tail")
+    s1.tick()
+    assert "before" in s1.drain("a")
+    made = fail_over(s2)
+    assert [(found["consumer"], found["state"]) for found in made["consumers"]] == [("a", "re-created")]
+    s2.insert("after")
+    s2.tick()
+    assert s2.drain("a") == ["before", "after"]
+    stand_down(s1, s2)
+    resurrect(s1, s2)
+    s1.catch_up()
+    with refused("QC213", 'has moved to node "s2"'):
+        s1.next("a")
+    with refused("QC213", 'has moved to node "s2"'):
+        s1.rows("select cascade.subscribe('q', 'a')")
+
+
+def test_a_consumer_on_its_way_does_not_keep_a_node_from_being_resurrected(nodes: Nodes) -> None:
+    s1, s2 = nodes.line()
+    nodes.settle()
+    s1.rows("select cascade.subscribe('q', 'a')")
+    s1.insert("lost with the tail")
+    s1.tick()
+    s1.drain("a")
+    document = s1.value("select cascade.move_consumer('q', 'a', 's2')")
+    fail_over(s2)
+    stand_down(s1, s2)
+    resurrect(s1, s2)
+    s1.catch_up()
+    with refused("QC103"):
+        s2.rows(
+            "select cascade.accept_consumer('q', 'a', %s, 's1', %s, chain => %s)",
+            *(document["tick_id"], document["move"], document["chain"]),
+        )
+    assert s2.value("select cascade.refuse_consumer('q', 'a', 's1', %s)", document["move"]) is True
+    assert s1.value("select cascade.cancel_move('q', 'a', %s)", document["move"]) is True
+    s2.insert("after")
+    s2.tick()
+    s1.catch_up()
+    assert s1.drain("a") == ["after"]
+
+
+def test_a_switchover_leaves_the_consumers_where_they_are(nodes: Nodes) -> None:
+    s1, s2 = nodes.line()
+    s1.rows("select cascade.subscribe('q', 'a', 'earliest')")
+    s1.insert("before")
+    nodes.tidy()
+    nodes.settle()
+    assert Switchover(s1, s2).run()["consumers"] == []
+    s2.insert("after")
+    s2.tick()
+    s1.catch_up()
+    assert s1.drain("a") == ["before", "after"]
+    assert stands(s2, "a") is None
+
+
+def test_a_fenced_root_publishes_nothing(nodes: Nodes) -> None:
+    s1, s2 = nodes.line()
+    nodes.tidy()
+    s1.rows("select cascade.subscribe('q', 'a', 'earliest')")
+    change = Switchover(s1, s2)
+    change.begin()
+    change.fence()
+    s1.advance()
+    assert s1.controls("consumers") == 0
+    s1.value("select cascade.drop_fence('q', %s)", change.op_id)
+    s1.advance()
+    assert s1.controls("consumers") == 1
+
+
+def test_a_new_member_is_told_what_was_published_before(nodes: Nodes) -> None:
+    """It may begin to copy after that, and be the one that is promoted."""
+    s1 = nodes.root()
+    s1.rows("select cascade.subscribe('q', 'a', 'earliest')")
+    s1.insert(1)
+    s1.tick()
+    s1.advance()
+    s2 = nodes.add("s2", at=str(s1.tick()))
+    assert s2.controls("consumers") == 0
+    assert published(s2) == published(s1) != {}

@@ -10,6 +10,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.fixtures.expect import refused
+from tests.fixtures.failover import Switchover, demote, stand_down
 from tests.fixtures.nodes import Node, Nodes
 
 RAISE = "create trigger cascade_fence before insert on queue.q execute function cascade_internal.refuse_insert()"
@@ -33,8 +34,11 @@ def fence(node: Node, cause: str | None, detail: str | None = None) -> None:
     node.main.execute(RAISE.encode())
     node.main.execute("delete from cascade_internal.fence")
     if cause is not None:
-        query = "insert into cascade_internal.fence (queue_id, cause, detail) values (%s, %s, %s)"
-        node.main.execute(query.encode(), (node.queue_id, cause, detail))
+        query = (
+            "insert into cascade_internal.fence (queue_id, cause, detail, op_id, is_up)"
+            " select %s, x, %s, case x when 'operation' then gen_random_uuid() end, true from unnest(array[%s]) as x"
+        )
+        node.main.execute(query.encode(), (node.queue_id, detail, cause))
 
 
 def learn_root(node: Node, root: str) -> None:
@@ -143,3 +147,39 @@ def test_a_producer_who_may_see_nothing_is_told_where_to_go(nodes: Nodes) -> Non
         producer.close()
     finally:
         admin.execute(f"drop owned by {role}; drop role {role}".encode())
+
+
+def test_through_a_switchover_every_refusal_leads_on(nodes: Nodes) -> None:
+    """First to wait, then to whoever took the reign, before anybody has published that."""
+    s1, s2 = nodes.line()
+    nodes.settle()
+    change = Switchover(s1, s2)
+    change.begin()
+    change.fence()
+    assert (refusal(s1)[2]["root"], refusal(s2)[2]["root"]) == ("s1", "s1")
+    change.offer()
+    assert refusal(s1)[2] | {"root": "s1", "cause": "operation"} == refusal(s1)[2]
+    s2.catch_up()
+    duty = change.duty()
+    change.take(duty)
+    assert refusal(s1)[2]["root"] == "s2"
+    assert refusal(s2)[2]["root"] == "s1", "it has not promoted itself yet: whoever is sent there comes back"
+    change.promote(duty)
+    s2.insert("goes on")
+    stand_down(s1, s2)
+    assert refusal(s1)[2]["root"] == "s2"
+    demote(s1, s2)
+    assert (refusal(s1)[2]["role"], refusal(s1)[2]["root"]) == ("branch", "s2")
+
+
+def test_an_offer_that_was_withdrawn_leads_nowhere(nodes: Nodes) -> None:
+    s1, s2 = nodes.line()
+    nodes.settle()
+    change = Switchover(s1, s2)
+    change.begin()
+    change.fence()
+    change.offer()
+    s1.value("select cascade.withdraw_handover('q', %s)", change.op_id)
+    s1.insert("goes on")
+    fence(s1, "operation")
+    assert refusal(s1)[2]["root"] == "s1"

@@ -12,6 +12,10 @@ declare
     v_id  constant integer := (publish_consumers.queue).queue_id;
     v_now jsonb;
 begin
+    -- A root that is fenced, or has offered its reign, publishes nothing more.
+    if (publish_consumers.queue).is_copy or exists (select from cascade_internal.fence as f where f.queue_id = v_id) then
+        return false;
+    end if;
     select coalesce(jsonb_agg(jsonb_build_object(
                'consumer', s.consumer, 'tick_id', s.tick_id, 'total', s.total,
                'retries', (select count(*) from cascade_internal.retry as r where r.subscription_id = s.subscription_id),
@@ -56,6 +60,19 @@ begin
 end
 $$;
 comment on function cascade_internal.learn_consumers(integer, jsonb) is 'Stores where the consumers of a root stand.';
+
+-- What a new member is told: it may begin after the last publication.
+create or replace function cascade_internal.known_consumers(queue_id integer, node text)
+returns jsonb
+language plpgsql stable set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return jsonb_build_object('node', known_consumers.node, 'term_uid', (select q.term_uid from cascade_internal.queue as q where q.queue_id = known_consumers.queue_id),
+        'consumers', (select coalesce(jsonb_agg(to_jsonb(r) - 'queue_id' - 'node' - 'at'), '[]') from cascade_internal.root_consumer as r
+                       where r.queue_id = known_consumers.queue_id and r.node = known_consumers.node));
+end
+$$;
+comment on function cascade_internal.known_consumers(integer, text) is 'Where the consumers of a root stood, for a new member.';
 
 -- cascade_internal.recreate_consumers(queue, node, cause): called at the new root, when its queue takes inserts, for the
 -- consumers of a root that is lost.  One that is here already is left alone.  A position that is no longer held

@@ -64,7 +64,8 @@ end
 $$;
 comment on function cascade_internal.is_dropped(integer) is 'Whether this database''s own node was dropped or marked dead.';
 
--- Where the root of a set is now, as far as this database knows; a location never holds a password.
+-- Where the root of a set is now, as far as this database knows; a location never holds a password.  An old root
+-- whose offer was taken knows who reigns next before anybody published it.
 create or replace function cascade_internal.root_location(queue_id integer, out node text, out database text, out dsn text)
 language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
@@ -72,8 +73,13 @@ begin
     select m.node, m.location->>'database', m.location->>'dsn'
       into root_location.node, root_location.database, root_location.dsn
       from cascade_internal.member as m
-     where m.queue_id = root_location.queue_id and m.role = 'root'
-     order by m.version desc limit 1;
+      left join (select h.target
+                   from cascade_internal.handover as h
+                   join cascade_internal.queue as q on q.queue_id = h.queue_id and q.term_uid = h.term_uid
+                   join cascade_internal.node as n on n.queue_id = h.queue_id and n.role = 'root'
+                  where h.queue_id = root_location.queue_id and h.state = 'taken') as t on t.target = m.node
+     where m.queue_id = root_location.queue_id and (m.role = 'root' or t.target is not null)
+     order by t.target is not null desc, m.version desc limit 1;
 end
 $$;
 comment on function cascade_internal.root_location(integer) is 'Where the root of a queue''s set is, as far as is known here.';

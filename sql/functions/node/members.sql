@@ -34,6 +34,7 @@ begin
     values (v_queue.queue_id, create_set.node, 1, 'root',
             (cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots)).tick_id, create_set.location, 1);
     perform cascade_internal.stand_on(v_queue, '.global_watermark', cascade_internal.hold_tick(v_queue, 'earliest'));
+    update cascade_internal.queue as q set timeline = cascade_internal.server_timeline() where q.queue_id = v_queue.queue_id;
     return v_node.set_uid;
 end
 $$;
@@ -149,7 +150,8 @@ begin
     return jsonb_build_object(
         'set_uid', v_root.set_uid, 'node_no', v_member.node_no, 'generation', v_member.generation, 'since_tick', v_member.since_tick,
         'term', v_queue.term, 'term_uid', v_queue.term_uid, 'options', cascade_internal.queue_options(v_queue),
-        'terms', cascade_internal.known_terms(v_queue.queue_id), 'members', cascade_internal.known_members(v_queue.queue_id));
+        'terms', cascade_internal.known_terms(v_queue.queue_id), 'members', cascade_internal.known_members(v_queue.queue_id),
+        'consumers', cascade_internal.known_consumers(v_queue.queue_id, v_root.node));
 end
 $$;
 comment on function cascade.add_member(text, text, text, jsonb, boolean) is 'Adds a member at the root, and returns what its node must know.';
