@@ -116,6 +116,17 @@ FUNCTIONS: list[tuple[str, str, dict[str, str]]] = [
         },
     ),
     (
+        "Moving consumers",
+        "Operators and members of `cascade_node`. `cascade consumer move` calls these, in this order.",
+        {
+            "move_consumer": "Returns the same, also when the consumer has left. To another node: raises QC213.",
+            "accept_consumer": "Changes nothing and returns the same, with `is_new` false, whatever came after.",
+            "finish_move": "Returns false.",
+            "refuse_consumer": "Returns the same.",
+            "cancel_move": "Raises QC209, for the consumer is no longer being moved.",
+        },
+    ),
+    (
         "Access",
         "Operators: the owner of the schema and members of `cascade_admin`.",
         {
