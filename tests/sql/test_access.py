@@ -142,7 +142,7 @@ NODE = {
     "finish_leaf_copy", "tell", "report", "advance_watermark", "describe_set", "exchange_terms", "stand_down",
     "complete_fence", "root_duty", "heir_duty", "take_handover", "note_withdrawn", "next_term_number", "renew_term",
     "promote", "demote", "certificate_report", "amend_certificate",
-    "finish_leaf_copy", "tell", "report", "advance_watermark", "move_consumer", "accept_consumer", "refuse_consumer",
+    "move_consumer", "accept_consumer", "refuse_consumer",
     "finish_move", "cancel_move",
 }  # fmt: skip
 PRODUCER = {"post", "post_many", "reserve_id"}
