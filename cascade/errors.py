@@ -22,7 +22,10 @@ CascadeError
 │   ├── NotRootError         only the root decides this                        QC206
 │   ├── NodeExistsError      the database is another node already              QC207
 │   ├── RoleError            a node of this role cannot do that                QC208
-│   └── MovedOnError         the node was changed meanwhile                    QC209
+│   ├── MovedOnError         the node was changed meanwhile                    QC209
+│   ├── OperationError       another operation is open on the set              QC210
+│   └── BallotError          another promotion is under way                    QC212
+├── UnsafeError            refused: it could lose or double something, or split the set
 ├── ForbiddenError         the role may not do this                            QC301
 ├── PayloadError           not JSON, or larger than the queue takes            QC302, QC303
 ├── FencedError            this term is over                                   QC401
@@ -208,6 +211,22 @@ class MovedOnError(ConflictError):
     """The node was switched, paused or dropped, or somebody else copied for it; nothing was done."""
 
     sqlstate = "QC209"
+
+
+class OperationError(ConflictError):
+    """Another operation is open on the set; one at a time."""
+
+    sqlstate = "QC210"
+
+
+class BallotError(ConflictError):
+    """Another promotion is under way in the set."""
+
+    sqlstate = "QC212"
+
+
+class UnsafeError(CascadeError):
+    """Refused as unsafe: the message says what could go wrong, the hint what would accept it.  Nothing was done."""
 
 
 class ForbiddenError(CascadeError):
