@@ -42,6 +42,7 @@ CascadeError
 │   ├── LeftBehindError      the events it needs are gone                      QC707
 │   ├── BehindError          the provider has to catch up first                QC708
 │   └── RejoinError          the provider changed: ask it again                QC709
+├── UnsafeError            refused: it could lose something that was not accepted
 ├── TransientError         try again: a connection was lost, a lock not had
 ├── ServerError            an embedded server could not be started or reached
 └── CorruptionError        what only a bug or damaged storage could cause      QC901
@@ -214,13 +215,13 @@ class MovedOnError(ConflictError):
 
 
 class OperationError(ConflictError):
-    """Another operation is open on the set; one at a time."""
+    """Another operation is open on the set, or this one has expired."""
 
     sqlstate = "QC210"
 
 
 class BallotError(ConflictError):
-    """Another promotion is under way in the set."""
+    """Another promotion is under way, or this one was not announced."""
 
     sqlstate = "QC212"
 
@@ -327,6 +328,10 @@ class RejoinError(JoinError):
     """The provider changed while it was read: joining again says how."""
 
     sqlstate = "QC709"
+
+
+class UnsafeError(CascadeError):
+    """Refused: it could lose something that nobody has accepted to lose; nothing was done."""
 
 
 class TransientError(CascadeError):

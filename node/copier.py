@@ -88,7 +88,7 @@ class Copier:
             while not stop.is_set():
                 me = await self.home.describe(local)
                 try:
-                    if me.is_stopped:
+                    if me.is_stopped or me.provider is None:
                         await self._rest(me)
                     else:
                         await self._follow(local, me, stop)
@@ -108,13 +108,13 @@ class Copier:
 
     async def _rest(self, me: Standing) -> None:
         """Wait for somebody to resume, switch or add the node again."""
-        self.note = "paused" if me.state == "paused" else f"stopped: {me.answer}"
+        self.note = "paused" if me.state == "paused" else f"stopped: {me.answer or 'it is the root'}"
         self.turned_at = time.monotonic()
         await self.wakeups.wait(self.pace.stopped_s)
 
     async def _follow(self, local: AsyncConnection, me: Standing, stop: asyncio.Event) -> None:
         """Join the provider and copy from it until something changes."""
-        assert me.provider is not None, "only a root has no provider"
+        assert me.provider is not None, "only a root has no provider, and rests"
         address = await self.home.address(local, me.provider)
         async with AsyncExitStack() as stack:
             provider = await connect(address, service=f"{me.node}/copier")

@@ -26,7 +26,8 @@ from cascade.node.home import Home
 from cascade.node.pipe import deadline
 from cascade.node.processor import NOTE_ERROR
 from cascade.node.roles import SERVICES, services_of
-from cascade.node.service import pause
+from cascade.node.service import Service, pause
+from cascade.node.signals import Wakeups, listening
 from cascade.node.supervise import PASSING, supervise
 from cascade.topology import Node, Role
 
@@ -65,6 +66,8 @@ class MemberRunner:
                     await self._serve(Role(own["role"]), guard, stop)
             finally:
                 guard.close()
+            # A promotion or a resurrection gave it another role.
+            own = await self._own()
 
     async def _own(self) -> dict[str, Any] | None:
         conn = await self.home.connect("node")
@@ -117,13 +120,17 @@ class MemberRunner:
             self.note = None
 
     async def _serve(self, role: Role, guard: Guard, stop: asyncio.Event) -> None:
-        """Run the role's services until the file changes the handler, the guard is lost, or the end."""
+        """Run the role's services until the role or the file's handler changes, the guard is lost, or the end."""
         spec = self.node.handler
         services = services_of(role, self.home, await self._load_handler(role, spec, guard))
         ended = asyncio.Event()
         lost: Exception | None = None
+        news = _News(self._changed, services)
         try:
-            async with asyncio.TaskGroup() as group:
+            async with (
+                listening(self.home.dsn, "cascade_node", news, service=f"{self.home.set}/member"),
+                asyncio.TaskGroup() as group,
+            ):
                 tasks = [
                     group.create_task(
                         supervise(service, self.report.add(service), ended, is_lenient=True), name=service.name
@@ -133,15 +140,14 @@ class MemberRunner:
                 try:
                     while not stop.is_set() and self.node.handler == spec:
                         self._changed.clear()
-                        await self._compare(guard)
+                        if await self._compare(guard) is not role:
+                            break
                         self.turned_at = time.monotonic()
                         await _either(stop, self._changed, guard.every_s)
                 except (*PASSING, CascadeError) as error:
                     lost = error
                 ended.set()
-                for service in services:
-                    if (wakeups := getattr(service, "wakeups", None)) is not None:
-                        wakeups.wake()
+                news.wake()
                 if lost is not None:
                     # Another daemon may serve the node now, and a service may wait for a database that is silent.
                     await asyncio.wait(tasks, timeout=self.home.link_timeout_s)
@@ -153,8 +159,8 @@ class MemberRunner:
         if lost is not None:
             raise lost
 
-    async def _compare(self, guard: Guard) -> None:
-        """Obey a new provider in the file, and report every other difference."""
+    async def _compare(self, guard: Guard) -> Role:
+        """Obey a new provider in the file, report every other difference, and return the node's role."""
         wanted, drift = self.node, []
         with deadline(self.home.link_timeout_s, guard.conn):
             own = await own_node(guard.conn, self.node.set)
@@ -172,6 +178,7 @@ class MemberRunner:
             self.report.drift[wanted.set] = found
             if found != told:
                 log.warning("set %s: TOPOLOGY_DRIFT: %s", wanted.set, found)
+        return Role(own["role"])
 
     async def _obey(self, own: dict[str, Any], provider: str) -> list[str]:
         """Switch to the provider that the file has begun to ask for; return what stands against it."""
@@ -203,6 +210,21 @@ class MemberRunner:
                 raise
             log.error("set %s: %s", self.node.set, error)
             return None
+
+
+class _News(Wakeups):
+    """What the database announces of its nodes: wakes this node's runner and its services."""
+
+    def __init__(self, changed: asyncio.Event, services: list[Service]) -> None:
+        super().__init__()
+        self._changed, self._services = changed, services
+
+    def wake(self) -> None:
+        """Have everybody look."""
+        self._changed.set()
+        for service in self._services:
+            if (wakeups := getattr(service, "wakeups", None)) is not None:
+                wakeups.wake()
 
 
 async def _either(one: asyncio.Event, other: asyncio.Event, seconds: float) -> None:

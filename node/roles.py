@@ -7,9 +7,11 @@
 | process events                 |      |  yes   | yes  |
 | send global watermark to queue | yes  |        |      |
 | send local watermark upwards   |      |  yes   | yes  |
+| ask whether its term is over   | yes  |        |      |
+| take the reign when offered    |      |  yes   |      |
 
-Ticks and rotation are made for every queue of a database at once, by its ticker and rotator; on a copy
-the ticker has nothing to do.
+A leaf runs the heir too: it reports what it had processed beyond a fork.  Ticks and rotation are made for
+every queue of a database at once, by its ticker and rotator; on a copy the ticker has nothing to do.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from collections.abc import Callable
 
 from cascade.node.copier import Copier
 from cascade.node.handler import Handler
+from cascade.node.heir import Heir
 from cascade.node.home import Home
 from cascade.node.leaf import LeafCopier
 from cascade.node.processor import Processor
+from cascade.node.sentinel import Sentinel
 from cascade.node.service import Service
 from cascade.node.watermark import WatermarkPublisher, WatermarkTeller
 from cascade.topology import Role
@@ -33,9 +37,9 @@ def _processing(home: Home, handler: Handler | None) -> list[Service]:
 
 
 SERVICES: dict[Role, tuple[Services, ...]] = {
-    Role.ROOT: (lambda home, _: [WatermarkPublisher(home)],),
-    Role.BRANCH: (lambda home, _: [Copier(home)], _processing, lambda home, _: [WatermarkTeller(home)]),
-    Role.LEAF: (lambda home, handler: [LeafCopier(home, handler)], lambda home, _: [WatermarkTeller(home)]),
+    Role.ROOT: (lambda home, _: [WatermarkPublisher(home), Sentinel(home)],),
+    Role.BRANCH: (lambda home, _: [Copier(home)], _processing, lambda home, _: [WatermarkTeller(home), Heir(home)]),
+    Role.LEAF: (lambda home, handler: [LeafCopier(home, handler)], lambda home, _: [WatermarkTeller(home), Heir(home)]),
 }
 
 

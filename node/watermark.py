@@ -49,6 +49,10 @@ class WatermarkTeller:
         try:
             while not stop.is_set():
                 report = await self.home.call(local, REPORT, self.home.set)
+                if report["provider"] is None:
+                    # It was promoted; the runner ends this service in a moment.
+                    await pause(stop, self._interval_s)
+                    continue
                 if provider is None or report["provider"] != provider_name:
                     if provider is not None:
                         provider.pgconn.finish()

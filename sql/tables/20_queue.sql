@@ -9,6 +9,7 @@ create table if not exists cascade_internal.queue (
     clock_offset      bigint not null default 0,
     is_copy           boolean not null default false,
     server            text not null,
+    timeline          text,
     tick_max_events   integer not null default 500,
     tick_max_lag      interval not null default '10 ms',
     tick_idle         interval not null default '1 min',
@@ -23,6 +24,7 @@ create table if not exists cascade_internal.queue (
 comment on table cascade_internal.queue is 'The queues of this database and their options.';
 comment on column cascade_internal.queue.clock_offset is 'txid of an event = txid_current() + clock_offset.';
 comment on column cascade_internal.queue.is_copy is 'Events come from a provider: no inserts, no ticks of its own.';
+comment on column cascade_internal.queue.timeline is 'The server''s timeline when this node became the root of a set: another one may have lost the tail.';
 comment on column cascade_internal.queue.server is 'The server and database on which the clock was last set.';
 
 -- A generation is one filling of a partition.  since is the clock of a transaction that

@@ -91,9 +91,11 @@ create table if not exists cascade_internal.term (
     cause      text not null,
     reason     text,
     at         timestamptz not null default clock_timestamp(),
+    voided_by  uuid,
     constraint term_pkey primary key (queue_id, uid),
     constraint term_queue_fkey foreign key (queue_id)
         references cascade_internal.queue on delete cascade,
     constraint term_parent_check check ((parent_uid is null) = (fork is null))
 );
 comment on table cascade_internal.term is 'The reign of one root each: number, parent, and the whole tick at which it forked.';
+comment on column cascade_internal.term.voided_by is 'The term that an operator kept instead of this one.';

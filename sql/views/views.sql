@@ -31,3 +31,15 @@ comment on view cascade.locations is 'Where every live member is; no passwords a
 create or replace view cascade.terms as
 select t.* from cascade_internal.list_terms() as t;
 comment on view cascade.terms is 'The reigns of each set''s roots.';
+
+create or replace view cascade.certificates as
+select c.* from cascade_internal.list_certificates() as c;
+comment on view cascade.certificates is 'What each failover may have lost, and what became of it; tail = republished + discarded + duplicates + held.';
+
+create or replace view cascade.quarantine as
+select q.* from cascade_internal.list_quarantine() as q;
+comment on view cascade.quarantine is 'Events that were set aside in this database, by term and state; cascade.read_quarantine() reads them.';
+
+create or replace view cascade.journal as
+select j.* from cascade_internal.list_journal() as j;
+comment on view cascade.journal is 'Every step of an operation in this database: it explains, and drives nothing.';

@@ -59,7 +59,20 @@ as $$
            'cascade.pause_node(text),'
            'cascade.resume_node(text),'
            'cascade.note_error(text, text),'
-           'cascade.set_processing(text, boolean)'
+           'cascade.set_processing(text, boolean),'
+           'cascade.describe_set(text),'
+           'cascade.exchange_terms(text, jsonb),'
+           'cascade.stand_down(text, jsonb, jsonb),'
+           'cascade.complete_fence(text),'
+           'cascade.root_duty(text),'
+           'cascade.heir_duty(text),'
+           'cascade.take_handover(text, uuid, text, bigint, bytea),'
+           'cascade.note_withdrawn(text, uuid),'
+           'cascade.next_term_number(text),'
+           'cascade.promote(text, uuid, bigint, text, bigint, bytea, jsonb),'
+           'cascade.demote(text, text, jsonb),'
+           'cascade.certificate_report(text, uuid),'
+           'cascade.amend_certificate(text, uuid, jsonb)'
 $$;
 comment on function cascade_internal.node_functions() is 'The functions granted to node daemons.';
 

@@ -44,6 +44,22 @@ begin
             perform cascade_internal.move_watermark(apply_control.queue, (apply_control.payload->>'tick_id')::bigint);
         when 'cascade.term' then
             perform cascade_internal.learn_terms((apply_control.queue).queue_id, jsonb_build_array(apply_control.payload));
+        when 'cascade.handover' then
+            insert into cascade_internal.handover (queue_id, uid, term_uid, from_node, target, state, closing_tick, op_id)
+            select (apply_control.queue).queue_id, x.uid, x.term_uid, x.from_node, x.target, 'heard', x.closing_tick, x.op_id
+              from jsonb_populate_record(null::cascade_internal.handover, apply_control.payload) as x
+            on conflict on constraint handover_pkey do nothing;
+            perform pg_notify('cascade_node', (apply_control.queue).name);
+        when 'cascade.certificate' then
+            perform cascade_internal.learn_certificate((apply_control.queue).queue_id, apply_control.payload);
+        when 'cascade.republished' then
+            insert into cascade_internal.republished (queue_id, term_uid, id, new_id)
+            values ((apply_control.queue).queue_id, (apply_control.payload->>'term_uid')::uuid, (apply_control.payload->>'id')::bigint,
+                    (apply_control.payload->>'new_id')::bigint)
+            on conflict on constraint republished_pkey do nothing;
+        when 'cascade.topology' then
+            perform cascade_internal.learn_document((apply_control.queue).queue_id, (apply_control.payload->>'revision')::bigint,
+                                                    apply_control.payload->'document');
         else
             -- A newer root may publish what this version does not know; it is kept in the log.
             null;
@@ -88,10 +104,11 @@ as $$
 declare
     v_count integer;
 begin
-    insert into cascade_internal.term (queue_id, uid, number, node, parent_uid, fork, cause, reason, at)
-    select learn_terms.queue_id, x.uid, x.number, x.node, x.parent_uid, x.fork, x.cause, x.reason, x.at
+    insert into cascade_internal.term as t (queue_id, uid, number, node, parent_uid, fork, cause, reason, at, voided_by)
+    select learn_terms.queue_id, x.uid, x.number, x.node, x.parent_uid, x.fork, x.cause, x.reason, x.at, x.voided_by
       from jsonb_populate_recordset(null::cascade_internal.term, learn_terms.terms) as x
-    on conflict on constraint term_pkey do nothing;
+    on conflict on constraint term_pkey do update set voided_by = excluded.voided_by
+     where t.voided_by is null and excluded.voided_by is not null;
     get diagnostics v_count = row_count;
     if v_count > 0 then
         update cascade_internal.node as n set generation = n.generation + 1 where n.queue_id = learn_terms.queue_id;
@@ -100,6 +117,22 @@ begin
 end
 $$;
 comment on function cascade_internal.learn_terms(integer, jsonb) is 'Stores terms that were not known, and says how many.';
+
+create or replace function cascade_internal.learn_certificate(queue_id integer, certificate jsonb)
+returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    insert into cascade_internal.certificate as c (queue_id, number, term_uid, new_uid, fork, cause, reason, fenced_by, evidence, pending, reports, state, opened_at, closed_at, version)
+    select learn_certificate.queue_id, x.number, x.term_uid, x.new_uid, x.fork, x.cause, x.reason, x.fenced_by, x.evidence, x.pending, x.reports, x.state,
+           x.opened_at, x.closed_at, x.version
+      from jsonb_populate_record(null::cascade_internal.certificate, learn_certificate.certificate) as x
+    on conflict on constraint certificate_pkey do update
+       set pending = excluded.pending, reports = excluded.reports, state = excluded.state, closed_at = excluded.closed_at, version = excluded.version
+     where c.version < excluded.version;
+end
+$$;
+comment on function cascade_internal.learn_certificate(integer, jsonb) is 'Stores a certificate as the root published it.';
 
 create or replace function cascade_internal.known_terms(queue_id integer)
 returns jsonb

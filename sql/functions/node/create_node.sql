@@ -46,8 +46,8 @@ begin
     values (v_queue.queue_id, (create_node.welcome->>'set_uid')::uuid, create_node.node, (create_node.welcome->>'node_no')::smallint,
             create_node.role, create_node.provider, (create_node.welcome->>'generation')::bigint, create_node.provider, create_node.known_from);
     perform cascade_internal.learn_members(v_queue.queue_id, create_node.welcome->'members');
-    insert into cascade_internal.term (queue_id, uid, number, node, parent_uid, fork, cause, reason, at)
-    select v_queue.queue_id, x.uid, x.number, x.node, x.parent_uid, x.fork, x.cause, x.reason, x.at
+    insert into cascade_internal.term (queue_id, uid, number, node, parent_uid, fork, cause, reason, at, voided_by)
+    select v_queue.queue_id, x.uid, x.number, x.node, x.parent_uid, x.fork, x.cause, x.reason, x.at, x.voided_by
       from jsonb_populate_recordset(null::cascade_internal.term, create_node.welcome->'terms') as x;
     if create_node.role = 'branch' then
         perform cascade_internal.stand_on(v_queue, '.global_watermark', v_tick);

@@ -58,6 +58,10 @@ begin
     perform cascade_internal.commit_durably();
     perform cascade_internal.learn_terms(v_queue.queue_id, join_provider.subscriber->'terms');
     select a.* into v_answer from cascade_internal.join_answer(v_queue, join_provider.subscriber) as a;
+    if v_answer.answer = 'rewound' then
+        -- The subscriber's tick is the evidence: this database lost its tail, and must not write on.
+        perform cascade_internal.want_fence(cascade_internal.lock_queue(join_provider."set"), 'rewound', v_answer.detail);
+    end if;
     select t.* into v_told from cascade_internal.told as t
      where t.queue_id = v_queue.queue_id and t.node = join_provider.subscriber->>'node';
     if v_answer.answer in ('on path', 'behind') then
@@ -114,7 +118,7 @@ begin
 
     select a.uid as one, b.uid as other into v_pair
       from cascade_internal.term as a join cascade_internal.term as b using (queue_id)
-     where a.queue_id = v_id and a.uid < b.uid
+     where a.queue_id = v_id and a.uid < b.uid and a.voided_by is null and b.voided_by is null
        and (a.number = b.number or a.parent_uid is not distinct from b.parent_uid)
        and not exists (select from cascade_internal.path_terms(v_id, a.uid) as p where p.uid = b.uid)
        and not exists (select from cascade_internal.path_terms(v_id, b.uid) as p where p.uid = a.uid)
@@ -134,12 +138,18 @@ begin
     -- The term that ended this root's, or this branch's before where it stands.
     select v.* into v_over
       from cascade_internal.term as v
-     where v.queue_id = v_id
+     where v.queue_id = v_id and v.voided_by is null
        and (v_node.role = 'root' and v.parent_uid = v_last.term_uid or cascade_internal.is_past(v_last, v))
      limit 1;
     if found then
         join_answer.answer := 'stale';
         join_answer.detail := format('%s stands beyond the end of term %s, which ended at tick %s', v_node.node, v_over.parent_uid, v_over.fork->>'tick_id');
+        return;
+    end if;
+
+    if exists (select from cascade_internal.term as v where v.queue_id = v_id and v.uid = v_last.term_uid and v.voided_by is not null) then
+        join_answer.answer := 'stale';
+        join_answer.detail := format('%s stands in term %s, which an operator gave up', v_node.node, v_last.term_uid);
         return;
     end if;
 

@@ -3,7 +3,7 @@ create or replace function cascade_internal.list_nodes()
 returns table ("set" text, node text, role text, provider text, root text, state text, answer text, answer_detail text,
                answered_at timestamptz, error text, error_at timestamptz, generation bigint, term bigint, term_uid uuid, tick_id bigint, tick_at timestamptz,
                tick_age_seconds numeric, events bigint, events_per_second numeric, chain text, watermark bigint, held_by text, held_since timestamptz, held_bytes numeric, bytes numeric,
-               set_uid uuid, queue_id integer, file_provider text)
+               set_uid uuid, queue_id integer, file_provider text, fence text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -21,6 +21,8 @@ begin
         list_nodes.provider := v_node.provider;
         list_nodes.root := cascade_internal.root_name(v_node.queue_id);
         list_nodes.state := case when v_node.answer in ('behind', 'on path') then v_node.state else coalesce(v_node.answer, v_node.state) end;
+        list_nodes.fence := (select f.cause || coalesce(': ' || f.detail, '') from cascade_internal.fence as f where f.queue_id = v_node.queue_id);
+        list_nodes.state := case when list_nodes.fence is not null then 'fenced' else list_nodes.state end;
         list_nodes.answer := v_node.answer;
         list_nodes.answer_detail := v_node.answer_detail;
         list_nodes.answered_at := v_node.answered_at;

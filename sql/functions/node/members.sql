@@ -34,6 +34,7 @@ begin
     values (v_queue.queue_id, create_set.node, 1, 'root',
             (cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots)).tick_id, create_set.location, 1);
     perform cascade_internal.stand_on(v_queue, '.global_watermark', cascade_internal.hold_tick(v_queue, 'earliest'));
+    update cascade_internal.queue as q set timeline = cascade_internal.server_timeline() where q.queue_id = v_queue.queue_id;
     return v_node.set_uid;
 end
 $$;

@@ -53,7 +53,11 @@ begin
     -- At the root nobody can be ahead; elsewhere somebody may come from a provider that was.
     return cascade_internal.hear(v_queue.queue_id, tell.node,
         (select coalesce(jsonb_agg(r), '[]') from jsonb_array_elements(tell.rows) as r
-          where v_node.role <> 'root' or (r->>'tick_id')::bigint <= v_last));
+          where (v_node.role <> 'root' or (r->>'tick_id')::bigint <= v_last)
+            -- Nor can anybody stand beyond the end of a term.
+            and not exists (select from cascade_internal.term as t
+                             where t.queue_id = v_queue.queue_id and t.voided_by is null and t.parent_uid = (r->>'term_uid')::uuid
+                               and (t.fork->>'tick_id')::bigint < (r->>'tick_id')::bigint)));
 end
 $$;
 comment on function cascade.tell(text, text, jsonb) is 'Hears how far a subscriber and those below it have come.';
@@ -197,7 +201,9 @@ begin
     advance_watermark.tick_id := v_now;
     advance_watermark.held_by := v_least.node;
     advance_watermark.is_published := false;
-    if v_tick.tick_id > v_now and (v_waits or v_tick.total > v_old.total) then
+    -- A root that is fenced, or has offered its reign, publishes nothing more.
+    if v_tick.tick_id > v_now and (v_waits or v_tick.total > v_old.total)
+       and not v_queue.is_copy and not exists (select from cascade_internal.fence as f where f.queue_id = v_queue.queue_id) then
         perform cascade_internal.commit_durably();
         perform from cascade_internal.queue as q where q.queue_id = v_queue.queue_id for no key update;
         perform cascade_internal.move_watermark(v_queue, v_tick.tick_id);

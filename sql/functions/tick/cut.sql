@@ -6,8 +6,10 @@
 -- least the generation of every such event.
 --
 -- A transaction that ticks may have inserted events itself; its own id is put among the
--- open ones, so that they come with a later tick, wherever its id lies.
-create or replace function cascade_internal.cut(queue_id integer, skip_empty boolean)
+-- open ones, so that they come with a later tick, wherever its id lies.  With with_own they come with
+-- this one: the first and the last tick of a term hold the control events that say so.  Only a
+-- transaction that keeps every writer out may do that, and it must not insert anything afterwards.
+create or replace function cascade_internal.cut(queue_id integer, skip_empty boolean, with_own boolean default false)
 returns cascade_internal.tick
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off set max_parallel_workers_per_gather = 0
@@ -35,10 +37,12 @@ begin
     v_queue := cascade_internal.repair_clock(v_queue, v_last);
 
     select txid_snapshot_xmin(s.snapshot) + v_queue.clock_offset,
-           txid_snapshot_xmax(s.snapshot) + v_queue.clock_offset,
+           greatest(txid_snapshot_xmax(s.snapshot), case when cut.with_own then v_own + 1 end) + v_queue.clock_offset,
            array(select x + v_queue.clock_offset
                    from (select txid_snapshot_xip(s.snapshot)
-                         union all select v_own where v_own < txid_snapshot_xmax(s.snapshot)) as o(x)
+                         union all select v_own where v_own < txid_snapshot_xmax(s.snapshot) and not cut.with_own
+                         -- Begun after the snapshot's last, before this one: they may still insert.
+                         union all select generate_series(txid_snapshot_xmax(s.snapshot), v_own - 1) where cut.with_own) as o(x)
                   order by 1)
       into v_tick.low, v_tick.high, v_tick."open"
       from (select txid_current_snapshot()) as s(snapshot);
@@ -73,7 +77,7 @@ begin
     return v_tick;
 end
 $$;
-comment on function cascade_internal.cut(integer, boolean) is 'Makes the next tick of a locked queue.';
+comment on function cascade_internal.cut(integer, boolean, boolean) is 'Makes the next tick of a locked queue.';
 
 create or replace function cascade_internal.commit_durably()
 returns void

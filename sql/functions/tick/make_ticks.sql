@@ -24,6 +24,10 @@ begin
                       and not cascade_internal.has_pending(v_queue, v_last);
         perform from cascade_internal.queue as q where q.queue_id = v_queue.queue_id for no key update skip locked;
         continue when not found;
+        if cascade_internal.is_other_server(v_queue) then
+            perform cascade_internal.want_fence(v_queue, 'rewound', 'its server is not the one on which the term began: the tail may be lost');
+            continue;
+        end if;
         v_tick := cascade_internal.cut(v_queue.queue_id, v_age between interval '0' and v_queue.tick_idle);
         if v_tick.tick_id is not null then
             make_ticks.queue := v_queue.name;

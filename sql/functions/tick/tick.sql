@@ -13,6 +13,10 @@ begin
     if not found then
         perform cascade_internal.find_queue(tick.queue);
     end if;
+    if cascade_internal.is_other_server(v_queue) then
+        raise exception 'queue "%": this server is not the one on which the term of its root began', tick.queue
+            using errcode = 'QC705', hint = 'Its tail may be lost: the daemon fences it, and cascade failover opens a new term.';
+    end if;
     return (cascade_internal.cut(v_queue.queue_id, false)).tick_id;
 end
 $$;

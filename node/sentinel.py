@@ -1,0 +1,112 @@
+"""Sentinel: a root's doubt.  It asks every other member whether its term is over, and fences itself if it is.
+
+    reigning ── a term ended ours, or stands beside it; the tail is lost ──> standing down ── trigger up ──> fenced
+        ^                                                                                                     │
+        └── an operation's fence expired                    branch of the new root <── nothing beyond the fork ┘
+
+It asks at the start, after each reconnect and every few seconds.  Whatever the root accepts before it hears is
+its tail: a fenced root with a tail waits for `cascade resurrect`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from cascade.db import AsyncConnection, connect
+from cascade.errors import CascadeError
+from cascade.node.home import Home
+from cascade.node.signals import Wakeups
+
+log = logging.getLogger("cascade.node.sentinel")
+
+DUTY: LiteralString = "select cascade.root_duty(%s)"
+EXCHANGE: LiteralString = "select cascade.exchange_terms(%s, %s)"
+STAND_DOWN: LiteralString = "select cascade.stand_down(%s, %s, %s)"
+COMPLETE: LiteralString = "select cascade.complete_fence(%s)"
+DEMOTE: LiteralString = "select cascade.demote(%s, %s, %s)"
+OTHERS: LiteralString = (
+    "select coalesce(array_agg(m.node order by m.node_no), '{}') from cascade.members as m"
+    " where m.set = %s and not m.is_here and m.state <> 'dropped'"
+)
+
+
+class Sentinel:
+    """Of a root: asks the others whether it still reigns."""
+
+    def __init__(self, home: Home, *, interval_s: float = 3.0, ask_timeout_s: float = 3.0) -> None:
+        self.name = f"{home.set}/sentinel"
+        self.home, self._interval_s, self._ask_timeout_s = home, interval_s, ask_timeout_s
+        self.wakeups = Wakeups()
+        self.turned_at: float | None = None
+        self.note: str | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Ask until `stop` is set."""
+        self.turned_at = None
+        local = await self.home.connect("sentinel")
+        try:
+            while not stop.is_set():
+                await self.turn(local)
+                self.turned_at = time.monotonic()
+                await self.wakeups.wait(self._interval_s)
+        finally:
+            local.pgconn.finish()
+
+    async def turn(self, local: AsyncConnection) -> None:
+        """Ask everybody once, and do what follows from their answers."""
+        duty = await self.home.call(local, DUTY, self.home.set)
+        if duty["role"] != "root":
+            return
+        if duty["fence"] is None or duty["fence"]["cause"] in ("operation", "conflict", "rewound"):
+            duty = await self._ask_others(local, duty)
+        fence = duty["fence"]
+        self.note = None if fence is None else f"fenced: {fence['detail'] or fence['cause']}"
+        if fence is None or fence["cause"] == "operation":
+            return
+        if not fence["is_up"]:
+            log.warning("set %s: node %s stands down: %s", self.home.set, duty["node"], fence["detail"])
+            await self._complete(local)
+            duty = await self.home.call(local, DUTY, self.home.set)
+        if duty["is_clean"]:
+            await self._follow(local, duty)
+
+    async def _ask_others(self, local: AsyncConnection, duty: dict[str, Any]) -> dict[str, Any]:
+        """Exchange terms with every member that answers, and compare them with ours; return the duty then."""
+        others = await self.home.call(local, OTHERS, self.home.set)
+        answers = await asyncio.gather(*(self._ask(local, other, duty["terms"]) for other in others))
+        known = {term["uid"] for term in duty["terms"] if term["voided_by"] is None}
+        for answer in answers:
+            if answer is not None and {term["uid"] for term in answer["terms"] if term["voided_by"] is None} != known:
+                await self.home.call(local, STAND_DOWN, self.home.set, Jsonb(answer["terms"]), Jsonb(answer["members"]))
+        return dict(await self.home.call(local, DUTY, self.home.set))
+
+    async def _ask(self, local: AsyncConnection, other: str, terms: list[Any]) -> dict[str, Any] | None:
+        """Exchange terms with one member; None when it does not answer."""
+        try:
+            async with asyncio.timeout(self._ask_timeout_s):
+                conn = await connect(await self.home.address(local, other), service=f"{self.home.set}/sentinel")
+                try:
+                    row: Any = await (await conn.execute(EXCHANGE, (self.home.set, Jsonb(terms)))).fetchone()
+                finally:
+                    conn.pgconn.finish()
+        except (CascadeError, psycopg.Error, OSError, TimeoutError) as error:
+            log.debug("set %s: %s was not asked whether we reign: %s", self.home.set, other, error)
+            return None
+        return dict(row[0])
+
+    async def _complete(self, local: AsyncConnection) -> None:
+        """Raise the trigger.  It waits for open writers, however long: waiting, it holds back new ones."""
+        await local.execute(COMPLETE, (self.home.set,))
+
+    async def _follow(self, local: AsyncConnection, duty: dict[str, Any]) -> None:
+        """Become a branch of the new root; nothing lies beyond the fork."""
+        answer = await self._ask(local, duty["heir"], duty["terms"])
+        if answer is not None and answer["role"] == "root":
+            await self.home.call(local, DEMOTE, self.home.set, duty["heir"], Jsonb(answer["members"]))
+            log.warning("set %s: node %s is a branch of %s now", self.home.set, duty["node"], duty["heir"])

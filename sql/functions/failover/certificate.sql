@@ -1,0 +1,223 @@
+-- Closing the books: certificates of loss, what was set aside, and what became of each event of it.
+
+-- Ids are few ranges: a certificate keeps them so, and counts them.
+create or replace function cascade_internal.count_ids(ids int8multirange)
+returns bigint
+language sql immutable set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(sum(upper(r) - lower(r)), 0)::bigint from unnest(count_ids.ids) as r
+$$;
+comment on function cascade_internal.count_ids(int8multirange) is 'How many numbers there are in ranges.';
+
+-- A failover opens one.  What was lost is a set: the events of the old term that the fork's snapshot does not see.
+create or replace function cascade_internal.open_certificate(queue cascade_internal.queue, term cascade_internal.term, facts jsonb)
+returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_made    cascade_internal.certificate;
+    v_closing constant boolean := exists (select from cascade_internal.handover as h
+                                           where h.queue_id = (open_certificate.queue).queue_id and h.term_uid = (open_certificate.term).parent_uid
+                                             and h.closing_tick = ((open_certificate.term).fork->>'tick_id')::bigint);
+begin
+    if (open_certificate.term).cause not in ('failover', 'rewind') then
+        return;
+    end if;
+    insert into cascade_internal.certificate (queue_id, number, term_uid, new_uid, fork, cause, reason, fenced_by, evidence, pending, state, closed_at)
+    select (open_certificate.queue).queue_id,
+           coalesce((select max(c.number) from cascade_internal.certificate as c where c.queue_id = (open_certificate.queue).queue_id), 0) + 1,
+           (open_certificate.term).parent_uid, (open_certificate.term).uid, (open_certificate.term).fork, (open_certificate.term).cause,
+           open_certificate.facts->>'reason', open_certificate.facts->>'fenced_by',
+           coalesce(open_certificate.facts->'evidence', '{}') || jsonb_build_object('is_closing_tick', v_closing),
+           -- Whoever carried the lost term and was not there when the fork was chosen.
+           array(select distinct x from (
+               select t.node from cascade_internal.term as t
+                where t.queue_id = (open_certificate.queue).queue_id and t.uid = (open_certificate.term).parent_uid
+               union all select jsonb_array_elements_text(coalesce(open_certificate.facts->'without', '[]'))) as o(x)
+              where not v_closing order by x),
+           case when v_closing then 'closed' else 'open' end, case when v_closing then clock_timestamp() end
+    returning certificate.* into v_made;
+    perform cascade_internal.post_control(open_certificate.queue, 'cascade.certificate', to_jsonb(v_made) - 'queue_id');
+end
+$$;
+comment on function cascade_internal.open_certificate(cascade_internal.queue, cascade_internal.term, jsonb) is 'Writes down what a failover may have lost.';
+
+-- cascade.certificate_report(set, new_uid): what this node had beyond the fork that a term made, by what became of it, as ranges of
+-- ids, and who here had processed any of it.
+create or replace function cascade.certificate_report("set" text, new_uid uuid)
+returns jsonb
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_node cascade_internal.node := cascade_internal.find_node(certificate_report."set");
+    v_term cascade_internal.term;
+begin
+    select t.* into v_term from cascade_internal.term as t where t.queue_id = v_node.queue_id and t.uid = certificate_report.new_uid;
+    return jsonb_build_object('node', v_node.node) || coalesce(
+        (select jsonb_object_agg(x.state, x.ids) from (
+            select q.state, range_agg(int8range(q.id, q.id + 1))::text as ids
+              from cascade_internal.quarantine as q
+             where q."set" = certificate_report."set" and q.term_uid = v_term.parent_uid and q.state <> 'control'
+             group by q.state) as x), '{}')
+        || jsonb_build_object('phantoms', coalesce(
+            (select jsonb_agg(to_jsonb(p) - 'set' - 'term_uid') from cascade_internal.phantom as p
+              where p."set" = certificate_report."set" and p.term_uid = v_term.parent_uid), '[]'));
+end
+$$;
+comment on function cascade.certificate_report(text, uuid) is 'What this node had beyond a fork, and what became of it.';
+
+-- cascade.amend_certificate(set, new_uid, report): stored at the root, and published.  The newest report of a node counts.  Closed
+-- when no carrier is left that was not read; an event that is held stays counted as held.
+create or replace function cascade.amend_certificate("set" text, new_uid uuid, report jsonb)
+returns jsonb
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_root  cascade_internal.node := cascade_internal.find_root(amend_certificate."set");
+    v_queue cascade_internal.queue := cascade_internal.lock_queue(amend_certificate."set");
+    v_made  cascade_internal.certificate;
+    v_name  constant text := amend_certificate.report->>'node';
+begin
+    update cascade_internal.certificate as c
+       set reports = c.reports || jsonb_build_object(v_name, amend_certificate.report - 'node'),
+           pending = array_remove(c.pending, v_name),
+           state = case when array_remove(c.pending, v_name) = '{}' then 'closed' else 'open' end,
+           closed_at = case when array_remove(c.pending, v_name) = '{}' then coalesce(c.closed_at, clock_timestamp()) end,
+           version = c.version + 1
+     where c.queue_id = v_queue.queue_id and c.new_uid = amend_certificate.new_uid
+       and (c.reports->v_name is distinct from amend_certificate.report - 'node' or v_name = any (c.pending))
+    returning c.* into v_made;
+    if found then
+        perform cascade_internal.post_control(v_queue, 'cascade.certificate', to_jsonb(v_made) - 'queue_id');
+        perform cascade_internal.note_step(v_queue.name, null, 'certificate', jsonb_build_object('number', v_made.number, 'node', v_name, 'state', v_made.state));
+    else
+        select c.* into v_made from cascade_internal.certificate as c where c.queue_id = v_queue.queue_id and c.new_uid = amend_certificate.new_uid;
+        if not found then
+            raise exception 'set "%" has no certificate for term %', amend_certificate."set", amend_certificate.new_uid
+                using errcode = 'QC106', hint = 'The view cascade.certificates lists them.';
+        end if;
+    end if;
+    return cascade_internal.show_certificate(v_queue.name, v_made);
+end
+$$;
+comment on function cascade.amend_certificate(text, uuid, jsonb) is 'Adds a node''s report to a certificate, at the root.';
+
+-- cascade.declare_destroyed(set, new_uid, node, reason): that carrier never returns; whatever only it had is lost, and this says so.
+create or replace function cascade.declare_destroyed("set" text, new_uid uuid, node text, reason text)
+returns jsonb
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if coalesce(trim(declare_destroyed.reason), '') = '' then
+        raise exception 'a database is not declared destroyed without a reason'
+            using errcode = 'QC003', hint = 'Say how it is known: it will be read by others.';
+    end if;
+    return cascade.amend_certificate(declare_destroyed."set", declare_destroyed.new_uid,
+        jsonb_build_object('node', declare_destroyed.node, 'destroyed', declare_destroyed.reason, 'phantoms', '[]'::jsonb));
+end
+$$;
+comment on function cascade.declare_destroyed(text, uuid, text, text) is 'Closes a certificate''s account of a carrier that never returns.';
+
+-- The numbers of a certificate.  A row that two carriers had is one event; what became of one copy became of it.
+create or replace function cascade_internal.show_certificate("set" text, certificate cascade_internal.certificate)
+returns jsonb
+language plpgsql stable set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_states constant text[] := array['republished', 'discarded', 'duplicate', 'held'];
+    v_state  text;
+    v_ids    int8multirange;
+    v_all    int8multirange := '{}';
+    v_copies bigint := 0;
+    v_counts jsonb := '{}';
+begin
+    foreach v_state in array v_states loop
+        select coalesce(range_agg(r), '{}'), v_copies + coalesce(sum(upper(r) - lower(r)), 0) into v_ids, v_copies
+          from jsonb_each((show_certificate.certificate).reports) as n,
+               unnest(coalesce((n.value->>v_state)::int8multirange, '{}')) as r;
+        v_counts := v_counts || jsonb_build_object(case v_state when 'duplicate' then 'duplicates' else v_state end, cascade_internal.count_ids(v_ids - v_all));
+        v_all := v_all + v_ids;
+    end loop;
+    return (to_jsonb(show_certificate.certificate) - 'queue_id' - 'version' - 'fork')
+        || jsonb_build_object('set', show_certificate."set", 'fork_tick', ((show_certificate.certificate).fork->>'tick_id')::bigint,
+                              'tail', cascade_internal.count_ids(v_all), 'copies', v_copies - cascade_internal.count_ids(v_all))
+        || v_counts
+        || jsonb_build_object('phantoms', (select coalesce(jsonb_agg(p), '[]') from jsonb_each((show_certificate.certificate).reports) as n,
+                                                  jsonb_array_elements(coalesce(n.value->'phantoms', '[]')) as p));
+end
+$$;
+comment on function cascade_internal.show_certificate(text, cascade_internal.certificate) is 'A certificate with its numbers.';
+
+-- cascade.republish(set, term_uid, id, event): puts an event of a lost tail into the log, once whatever happens: the key is here, at the
+-- root, and goes with the log.  It keeps its time, and its old id as origin.
+create or replace function cascade.republish("set" text, term_uid uuid, id bigint, event jsonb)
+returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_root  cascade_internal.node := cascade_internal.find_root(republish."set");
+    v_queue cascade_internal.queue := cascade_internal.lock_queue(republish."set");
+    v_id    bigint;
+begin
+    select r.new_id into v_id from cascade_internal.republished as r
+     where r.queue_id = v_queue.queue_id and r.term_uid = republish.term_uid and r.id = republish.id;
+    if found then
+        return v_id;
+    end if;
+    execute format('insert into queue.%I ("time", type, key, payload, headers, origin, origin_id)'
+                   ' values ($1, $2, $3, $4, $5, $6, $7) returning id', v_queue.name)
+       into v_id
+      using (republish.event->>'time')::timestamptz, republish.event->>'type', republish.event->>'key',
+            (republish.event->>'payload')::json, (republish.event->>'headers')::json,
+            coalesce(republish.event->>'origin', v_queue.name), coalesce((republish.event->>'origin_id')::bigint, republish.id);
+    insert into cascade_internal.republished (queue_id, term_uid, id, new_id) values (v_queue.queue_id, republish.term_uid, republish.id, v_id);
+    perform cascade_internal.post_control(v_queue, 'cascade.republished',
+        jsonb_build_object('term_uid', republish.term_uid, 'id', republish.id, 'new_id', v_id));
+    return v_id;
+end
+$$;
+comment on function cascade.republish(text, uuid, bigint, jsonb) is 'Puts an event of a lost tail into the log again, once.';
+
+-- cascade.read_quarantine(set, term_uid, state, after, max): events that were set aside here, whole; payload and headers as text, byte for byte.
+create or replace function cascade.read_quarantine("set" text, term_uid uuid default null, state text default null, after bigint default 0, max integer default 1000)
+returns table (term_uid uuid, id bigint, "time" timestamptz, type text, key text, payload text, headers text, origin text, origin_id bigint,
+               state text, new_id bigint, set_aside timestamptz, settled timestamptz)
+language sql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+    select q.term_uid, q.id, q."time", q.type, q.key, q.payload::text, q.headers::text, q.origin, q.origin_id, q.state, q.new_id, q.set_aside, q.settled
+      from cascade_internal.quarantine as q
+     where q."set" = read_quarantine."set"
+       and q.term_uid = coalesce(read_quarantine.term_uid, q.term_uid)
+       and q.state = coalesce(read_quarantine.state, q.state)
+       and q.id > read_quarantine.after
+     order by q.id
+     limit read_quarantine.max
+$$;
+comment on function cascade.read_quarantine(text, uuid, text, bigint, integer) is 'Events that were set aside here.';
+
+-- cascade.settle_quarantine(set, term_uid, ids, state, new_ids): notes what became of events that are held.  Settled ones stay as they are.
+create or replace function cascade.settle_quarantine("set" text, term_uid uuid, ids bigint[], state text, new_ids bigint[] default null)
+returns bigint
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_count bigint;
+begin
+    if settle_quarantine.state is null or settle_quarantine.state not in ('republished', 'discarded', 'duplicate')
+       or (settle_quarantine.state = 'republished') <> (coalesce(cardinality(settle_quarantine.new_ids), 0) = cardinality(settle_quarantine.ids) and settle_quarantine.ids <> '{}') then
+        raise exception 'events of a quarantine are republished, each with its new id, discarded, or duplicates'
+            using errcode = 'QC003', hint = 'Pass one new id for each id when they were republished, and none otherwise.';
+    end if;
+    perform cascade_internal.commit_durably();
+    update cascade_internal.quarantine as q
+       set state = settle_quarantine.state, new_id = x.new_id, settled = clock_timestamp()
+      from unnest(settle_quarantine.ids, settle_quarantine.new_ids) as x(id, new_id)
+     where q."set" = settle_quarantine."set" and q.term_uid = settle_quarantine.term_uid and q.id = x.id and q.state = 'held';
+    get diagnostics v_count = row_count;
+    if v_count > 0 then
+        perform cascade_internal.note_step(settle_quarantine."set", null, settle_quarantine.state, jsonb_build_object('events', v_count, 'term_uid', settle_quarantine.term_uid));
+    end if;
+    return v_count;
+end
+$$;
+comment on function cascade.settle_quarantine(text, uuid, bigint[], text, bigint[]) is 'Notes what became of events that were set aside.';

@@ -1,0 +1,240 @@
+-- How a root learns that its term is over, and what it does then.
+
+-- cascade.exchange_terms(set, terms): any two nodes that meet tell one another the terms they know.  Returns this node's,
+-- and its members, so that whoever asks knows where to go.
+create or replace function cascade.exchange_terms("set" text, terms jsonb)
+returns jsonb
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_node  cascade_internal.node := cascade_internal.find_node(exchange_terms."set");
+    v_queue cascade_internal.queue := cascade_internal.find_queue(exchange_terms."set");
+begin
+    perform cascade_internal.commit_durably();
+    perform cascade_internal.learn_terms(v_node.queue_id, exchange_terms.terms);
+    return jsonb_build_object('node', v_node.node, 'set_uid', v_node.set_uid, 'role', v_node.role,
+                              'terms', cascade_internal.known_terms(v_node.queue_id), 'members', cascade_internal.known_members(v_node.queue_id));
+end
+$$;
+comment on function cascade.exchange_terms(text, jsonb) is 'Tells another node the terms known here, and learns its own.';
+
+-- cascade.stand_down(set, terms, members): a root compares what others know with its own term.  If a term ended it, or stands
+-- beside it, ticks stop here and the fence is wanted; complete_fence() raises it.
+create or replace function cascade.stand_down("set" text, terms jsonb default '[]', members jsonb default '[]')
+returns jsonb
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_queue cascade_internal.queue := cascade_internal.lock_queue(stand_down."set");
+    v_node  cascade_internal.node := cascade_internal.find_node(stand_down."set");
+    v_over  record;
+begin
+    perform cascade_internal.learn_terms(v_queue.queue_id, stand_down.terms);
+    if v_node.role <> 'root' then
+        return jsonb_build_object('role', v_node.role);
+    end if;
+    select o.* into v_over from cascade_internal.end_of_term(v_queue) as o;
+    if v_over.cause is not null then
+        perform cascade_internal.want_fence(v_queue, v_over.cause, v_over.detail);
+        -- Where the root is now, for those who are refused here.
+        perform cascade_internal.learn_members(v_queue.queue_id, coalesce(
+            (select jsonb_agg(m) from jsonb_array_elements(stand_down.members) as m where v_over.cause = 'over'), '[]'));
+    end if;
+    return (select jsonb_build_object('role', v_node.role, 'cause', f.cause, 'detail', f.detail, 'is_up', f.is_up)
+              from (select 1) as one left join cascade_internal.fence as f on f.queue_id = v_queue.queue_id);
+end
+$$;
+comment on function cascade.stand_down(text, jsonb, jsonb) is 'Compares what others know with this root''s term, and stops it if that is over.';
+
+-- Whether this root's term is over.  Only a term whose path contains this one and ends it counts, checked by the chain at
+-- the fork as far as it is held; one beside it is a conflict, which nobody but an operator decides.
+create or replace function cascade_internal.end_of_term(queue cascade_internal.queue, out cause text, out detail text)
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_id   constant integer := (end_of_term.queue).queue_id;
+    v_last constant cascade_internal.tick := cascade_internal.newest_tick(v_id, (end_of_term.queue).slots);
+    v_term cascade_internal.term;
+    v_own  cascade_internal.term;
+    v_fork cascade_internal.tick;
+begin
+    select t.* into v_own from cascade_internal.term as t where t.queue_id = v_id and t.uid = v_last.term_uid;
+    if v_own.voided_by is not null then
+        end_of_term.cause := 'over';
+        end_of_term.detail := format('an operator kept term %s instead of this one', v_own.voided_by);
+        return;
+    end if;
+    select t.* into v_term from cascade_internal.term as t
+     where t.queue_id = v_id and t.uid <> v_own.uid and t.voided_by is null
+       and (t.parent_uid = v_own.parent_uid or t.number = v_own.number)
+       and not exists (select from cascade_internal.path_terms(v_id, t.uid) as p where p.uid = v_own.uid)
+       and not exists (select from cascade_internal.path_terms(v_id, v_own.uid) as p where p.uid = t.uid)
+     limit 1;
+    if found then
+        end_of_term.cause := 'conflict';
+        end_of_term.detail := format('term %s of node %s stands beside %s of this one', v_term.uid, v_term.node, v_own.uid);
+        return;
+    end if;
+    -- Two children of this term are a conflict of theirs; that it ended is sure.
+    select t.* into v_term from cascade_internal.term as t
+     where t.queue_id = v_id and t.parent_uid = v_own.uid and t.voided_by is null order by t.number limit 1;
+    if not found then
+        return;
+    end if;
+    v_fork := cascade_internal.find_tick(v_id, (end_of_term.queue).slots, (v_term.fork->>'tick_id')::bigint);
+    end_of_term.cause := case when v_fork.chain <> (v_term.fork->>'chain')::bytea or (v_term.fork->>'tick_id')::bigint > v_last.tick_id then 'rewound' else 'over' end;
+    end_of_term.detail := format('term %s of node %s ended this one at tick %s', v_term.uid, v_term.node, v_term.fork->>'tick_id');
+    if end_of_term.cause = 'rewound' then
+        end_of_term.detail := end_of_term.detail || ', which is not here';
+    end if;
+end
+$$;
+comment on function cascade_internal.end_of_term(cascade_internal.queue) is 'Why the term of a root is over, if it is.';
+
+-- cascade.root_duty(set): what the daemon of a root has to do now; also ends an operation whose time is over.
+create or replace function cascade.root_duty("set" text)
+returns jsonb
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_queue cascade_internal.queue := cascade_internal.find_queue(root_duty."set");
+    v_node  cascade_internal.node := cascade_internal.find_node(root_duty."set");
+    v_fence cascade_internal.fence;
+begin
+    if exists (select from cascade_internal.operation as o
+                where o.queue_id = v_queue.queue_id and o.ended_at is null and o.expires_at < clock_timestamp()) then
+        perform cascade_internal.expire_operation(cascade_internal.lock_queue(root_duty."set"));
+    end if;
+    select f.* into v_fence from cascade_internal.fence as f where f.queue_id = v_queue.queue_id;
+    return jsonb_build_object(
+        'node', v_node.node, 'role', v_node.role, 'generation', v_node.generation,
+        'fence', case when v_fence.queue_id is not null then to_jsonb(v_fence) - 'queue_id' end,
+        'terms', cascade_internal.known_terms(v_queue.queue_id),
+        'heir', (select t.node from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.voided_by is null
+                  order by t.number desc limit 1),
+        'is_clean', case when v_fence.cause = 'over' and v_fence.is_up then cascade_internal.is_clean(v_queue) end);
+end
+$$;
+comment on function cascade.root_duty(text) is 'What the daemon of a root has to do now.';
+
+-- Whether nothing lies beyond the fork: the last tick is the fork, and no row is outside its snapshot.
+create or replace function cascade_internal.is_clean(queue cascade_internal.queue)
+returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_last constant cascade_internal.tick := cascade_internal.newest_tick((is_clean.queue).queue_id, (is_clean.queue).slots);
+begin
+    return not cascade_internal.is_dirty(is_clean.queue, v_last)
+       and exists (select from cascade_internal.term as t
+                    where t.queue_id = (is_clean.queue).queue_id and t.parent_uid = v_last.term_uid and t.voided_by is null
+                      and (t.fork->>'tick_id')::bigint = v_last.tick_id and (t.fork->>'chain')::bytea = v_last.chain);
+end
+$$;
+comment on function cascade_internal.is_clean(cascade_internal.queue) is 'Whether a former root has nothing beyond the fork.';
+
+-- cascade.demote(set, provider, members): a former root without a tail becomes a branch.  A second call changes nothing.
+create or replace function cascade.demote("set" text, provider text, members jsonb default '[]')
+returns jsonb
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_queue cascade_internal.queue := cascade_internal.lock_queue(demote."set");
+    v_node  cascade_internal.node := cascade_internal.find_node(demote."set");
+begin
+    if v_node.role = 'branch' then
+        return jsonb_build_object('role', 'branch', 'provider', v_node.provider, 'generation', v_node.generation);
+    elsif not exists (select from cascade_internal.fence as f where f.queue_id = v_queue.queue_id and f.cause = 'over' and f.is_up) then
+        raise exception 'node "%" is not fenced, or its term is not over', v_node.node
+            using errcode = 'QC208', hint = 'A root becomes a branch when another one reigns: cascade switchover.';
+    elsif not cascade_internal.is_clean(v_queue) then
+        perform cascade_internal.raise_answer('dirty', format('%s has events beyond the fork', v_node.node));
+    end if;
+    return cascade_internal.become_branch(v_queue, v_node, demote.provider, demote.members, 'demote');
+end
+$$;
+comment on function cascade.demote(text, text, jsonb) is 'Makes a former root without a tail a branch.';
+
+-- The members as the new root has them replace what was known: a lost tail may have counted versions of its own.
+create or replace function cascade_internal.become_branch(
+    queue cascade_internal.queue, node cascade_internal.node, provider text, members jsonb, step text)
+returns jsonb
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_id   constant integer := (become_branch.queue).queue_id;
+    v_slot integer;
+    v_node cascade_internal.node;
+    v_queue cascade_internal.queue;
+begin
+    if jsonb_array_length(become_branch.members) > 0 then
+        delete from cascade_internal.member as m where m.queue_id = v_id;
+        perform cascade_internal.learn_members(v_id, become_branch.members);
+    end if;
+    if become_branch.provider = (become_branch.node).node
+       or not exists (select from cascade_internal.member as m where m.queue_id = v_id and m.node = become_branch.provider and m.role <> 'leaf') then
+        raise exception 'node "%" cannot copy from "%"', (become_branch.node).node, become_branch.provider
+            using errcode = 'QC208', hint = 'Name a root or branch that it knows.';
+    end if;
+    perform cascade_internal.raise_trigger(become_branch.queue, null);
+    update cascade_internal.queue as q set is_copy = true, timeline = null where q.queue_id = v_id returning q.* into v_queue;
+    for v_slot in 0 .. v_queue.slots - 1 loop
+        execute format('create index if not exists event_%s_%s_control_idx on cascade_internal.event_%1$s_%2$s (txid)'
+                       ' where origin = ''.cascade''', v_id, v_slot);
+    end loop;
+    perform cascade_internal.grant_admin(v_queue);
+    delete from cascade_internal.fence as f where f.queue_id = v_id;
+    delete from cascade_internal.told as t where t.queue_id = v_id;
+    perform cascade_internal.end_operation(v_id, null, 'done');
+    update cascade_internal.node as n
+       set role = 'branch', provider = become_branch.provider, generation = n.generation + 1, state = 'running',
+           answer = null, answer_detail = null, answered_at = null, known_from = null
+     where n.queue_id = v_id
+    returning n.* into v_node;
+    perform cascade_internal.note_step(v_queue.name, null, become_branch.step, jsonb_build_object('provider', become_branch.provider));
+    perform pg_notify('cascade_node', v_queue.name);
+    return jsonb_build_object('role', 'branch', 'provider', v_node.provider, 'generation', v_node.generation);
+end
+$$;
+comment on function cascade_internal.become_branch(cascade_internal.queue, cascade_internal.node, text, jsonb, text) is 'Makes a former root, or a carrier that lost its tail, a branch.';
+
+-- cascade.heir_duty(set): what the daemon of a branch has to do besides copying: take an offer whose closing tick it has
+-- applied, and report what it had beyond a fork.
+create or replace function cascade.heir_duty("set" text)
+returns jsonb
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_queue cascade_internal.queue := cascade_internal.find_queue(heir_duty."set");
+    v_node  cascade_internal.node := cascade_internal.find_node(heir_duty."set");
+    v_last  constant cascade_internal.tick := cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots);
+begin
+    return jsonb_build_object(
+        'node', v_node.node, 'role', v_node.role,
+        'handover', (select jsonb_build_object('uid', h.uid, 'from_node', h.from_node, 'tick_id', v_last.tick_id, 'chain', v_last.chain, 'op_id', h.op_id,
+                                               'number', cascade.next_term_number(heir_duty."set"))
+                       from cascade_internal.handover as h
+                      where h.queue_id = v_queue.queue_id and h.state = 'heard' and h.target = v_node.node
+                        and h.closing_tick = v_last.tick_id and v_node.role = 'branch'),
+        'reports', (select coalesce(jsonb_agg(c.new_uid), '[]') from cascade_internal.certificate as c
+                     where c.queue_id = v_queue.queue_id and c.state = 'open' and v_node.node = any (c.pending) and v_node.role <> 'root'
+                       and exists (select from cascade_internal.path_terms(v_queue.queue_id, v_last.term_uid) as p where p.uid = c.new_uid)),
+        'root', cascade_internal.root_name(v_queue.queue_id));
+end
+$$;
+comment on function cascade.heir_duty(text) is 'What the daemon of a branch or leaf has to do besides copying.';
+
+-- cascade.note_withdrawn(set, uid): the old root says that the offer was withdrawn.
+create or replace function cascade.note_withdrawn("set" text, uid uuid)
+returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_queue cascade_internal.queue := cascade_internal.find_queue(note_withdrawn."set");
+begin
+    update cascade_internal.handover as h set state = 'done'
+     where h.queue_id = v_queue.queue_id and h.uid = note_withdrawn.uid and h.state = 'heard';
+    return found;
+end
+$$;
+comment on function cascade.note_withdrawn(text, uuid) is 'Forgets an offer that was withdrawn.';

@@ -1,0 +1,225 @@
+-- Opening a term: what a promotion, a withdrawn offer and a root that lost its tail have in common.
+
+-- cascade_internal.server_timeline() is the server's timeline: it changes when a standby is promoted or a backup is
+-- brought up to a point in time, and with it the tail of the log may have gone.
+create or replace function cascade_internal.server_timeline()
+returns text
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return left(pg_walfile_name(pg_current_wal_insert_lsn()), 8);
+exception when others then
+    return null; -- Some managed servers hide it; a lost tail is then noticed by the subscribers' chains.
+end
+$$;
+comment on function cascade_internal.server_timeline() is 'The timeline of this server, or null where it is hidden.';
+
+-- Whether the database under a root is another one than when its term began.  Asked before each tick.
+create or replace function cascade_internal.is_other_server(queue cascade_internal.queue)
+returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (is_other_server.queue).timeline is not null
+       and ((is_other_server.queue).timeline <> coalesce(cascade_internal.server_timeline(), (is_other_server.queue).timeline)
+            or (is_other_server.queue).server <> cascade_internal.server_identity());
+end
+$$;
+comment on function cascade_internal.is_other_server(cascade_internal.queue) is 'Whether a root runs on another server than its term began on.';
+
+-- cascade.next_term_number(set): numbers are unique like ballots: the hundreds say how many reigns were known, the
+-- rest is the promoting member's own number.
+create or replace function cascade.next_term_number("set" text)
+returns bigint
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_node cascade_internal.node := cascade_internal.find_node(next_term_number."set");
+begin
+    return (greatest((select max(t.number) from cascade_internal.term as t where t.queue_id = v_node.queue_id),
+                     (select max(b.number) from cascade_internal.ballot as b where b.queue_id = v_node.queue_id)) / 100 + 1) * 100
+           + v_node.node_no;
+end
+$$;
+comment on function cascade.next_term_number(text) is 'The number under which this node would open a term now.';
+
+-- cascade_internal.open_term(queue, node, uid, number, cause, facts): the promoting transaction.  The fence is up, so nobody
+-- is writing.  Everything that is to be known of the new term is in its opening tick.
+create or replace function cascade_internal.open_term(
+    queue cascade_internal.queue, node cascade_internal.node, uid uuid, number bigint, cause text, facts jsonb)
+returns jsonb
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_id      constant integer := (open_term.queue).queue_id;
+    v_queue   cascade_internal.queue;
+    v_last    constant cascade_internal.tick := cascade_internal.newest_tick(v_id, (open_term.queue).slots);
+    v_term    cascade_internal.term;
+    v_tick    cascade_internal.tick;
+    v_member  cascade_internal.member;
+    v_mark    constant bigint := cascade_internal.watermark(open_term.queue);
+    v_moved   jsonb := '[]';
+    v_is_root constant boolean := (open_term.node).role = 'root';
+    v_limit   constant text := current_setting('lock_timeout');
+begin
+    perform set_config('lock_timeout', '3s', true);
+    execute format('lock table queue.%I in access exclusive mode', (open_term.queue).name);
+    perform set_config('lock_timeout', v_limit, true);
+
+    -- The clock goes on above everything in the log, for whoever has a transaction id now and inserts later: hence the
+    -- snapshot's xmin, not this transaction's id; a constant in the default, not a row that an old snapshot could miss.
+    -- A root that opens a term of its own goes on with its clock; if its server is another one, the tick repairs it.
+    update cascade_internal.queue as q
+       set clock_offset = case when v_is_root then q.clock_offset else v_last.high - txid_snapshot_xmin(txid_current_snapshot()) end,
+           server = case when v_is_root then q.server else cascade_internal.server_identity() end,
+           term = open_term.number, term_uid = open_term.uid, is_copy = false, timeline = cascade_internal.server_timeline()
+     where q.queue_id = v_id
+    returning q.* into v_queue;
+    execute format('alter table only queue.%I alter column txid set default %s', v_queue.name, cascade_internal.clock_default(v_queue));
+    execute format('alter sequence cascade_internal.event_id_%s minvalue %s maxvalue %s start %2$s restart', v_id,
+                   v_queue.term * 1000000000000 + 1, v_queue.term * 1000000000000 + 999999999999);
+    -- Whatever generation a row is in now, its txid is below the last tick's high.
+    update cascade_internal.generation as g set since = v_last.high
+     where g.queue_id = v_id and g.since > v_last.high and not v_is_root;
+    execute format('drop trigger if exists cascade_fence on queue.%I', v_queue.name);
+    delete from cascade_internal.fence as f where f.queue_id = v_id;
+    perform cascade_internal.grant_admin(v_queue);
+
+    insert into cascade_internal.term (queue_id, uid, number, node, parent_uid, fork, cause, reason)
+    values (v_id, open_term.uid, open_term.number, (open_term.node).node, v_last.term_uid, to_jsonb(v_last), open_term.cause, open_term.facts->>'reason')
+    returning term.* into v_term;
+    update cascade_internal.node as n
+       set role = 'root', provider = null, generation = n.generation + 1, state = 'running',
+           answer = null, answer_detail = null, answered_at = null, file_provider = null
+     where n.queue_id = v_id;
+    perform cascade_internal.post_control(v_queue, 'cascade.term', to_jsonb(v_term) - 'queue_id');
+    -- Members come from the own prefix of the log, each at the last watermark in it; each tells anew.
+    delete from cascade_internal.told as t where t.queue_id = v_id;
+    for v_member in
+        update cascade_internal.member as m
+           set role = case when m.node = (open_term.node).node then 'root' when m.role = 'root' then 'branch' else m.role end,
+               since_tick = v_mark, version = cascade_internal.next_version(v_id) + m.node_no, changed_at = clock_timestamp()
+         where m.queue_id = v_id
+        returning m.*
+    loop
+        perform cascade_internal.post_control(v_queue, 'cascade.member', to_jsonb(v_member) - 'queue_id');
+    end loop;
+    update cascade_internal.ballot as b set closed_at = clock_timestamp() where b.queue_id = v_id and b.uid = open_term.uid;
+    update cascade_internal.handover as h set state = 'done' where h.queue_id = v_id and h.state = 'heard';
+    perform cascade_internal.open_certificate(v_queue, v_term, open_term.facts);
+    if open_term.facts ? 'document' then
+        perform cascade_internal.put_document(v_queue, coalesce((select d.revision from cascade_internal.document as d where d.queue_id = v_id), 0) + 1,
+                                              open_term.facts->'document');
+    end if;
+    v_tick := cascade_internal.cut(v_id, false, true);
+    perform cascade_internal.note_step(v_queue.name, (open_term.facts->>'op_id')::uuid, 'open term',
+        jsonb_build_object('uid', open_term.uid, 'number', open_term.number, 'cause', open_term.cause, 'fork_tick', v_last.tick_id, 'opening_tick', v_tick.tick_id));
+    perform pg_notify('cascade_node', v_queue.name);
+    perform pg_notify('cascade_insert', '');
+    return jsonb_build_object('uid', v_term.uid, 'number', v_term.number, 'fork_tick', v_last.tick_id, 'tick_id', v_tick.tick_id, 'consumers', v_moved);
+end
+$$;
+comment on function cascade_internal.open_term(cascade_internal.queue, cascade_internal.node, uuid, bigint, text, jsonb) is 'Makes this node the root of a new term.';
+
+-- cascade.open_ballot(set, number, uid, candidate): written on every reachable carrier before a promotion.  Whoever holds another
+-- open one of that number or above refuses.  A second call changes nothing.
+create or replace function cascade.open_ballot("set" text, number bigint, uid uuid, candidate text)
+returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_queue cascade_internal.queue := cascade_internal.lock_queue(open_ballot."set");
+    v_other record;
+begin
+    select b.number, b.candidate, b.uid into v_other from cascade_internal.ballot as b
+     where b.queue_id = v_queue.queue_id and b.number >= open_ballot.number and b.uid <> open_ballot.uid and b.closed_at is null
+     union all
+    select t.number, t.node, t.uid from cascade_internal.term as t
+     where t.queue_id = v_queue.queue_id and t.number >= open_ballot.number and t.uid <> open_ballot.uid
+     order by 1 desc limit 1;
+    if found then
+        raise exception 'set "%": % is promoted, or about to be, under number %', open_ballot."set", v_other.candidate, v_other.number
+            using errcode = 'QC212', hint = 'Somebody else fails over too: look again with cascade plan.';
+    end if;
+    insert into cascade_internal.ballot (queue_id, number, uid, candidate)
+    values (v_queue.queue_id, open_ballot.number, open_ballot.uid, open_ballot.candidate)
+    on conflict on constraint ballot_pkey do nothing;
+    if found then
+        perform cascade_internal.note_step(open_ballot."set", null, 'ballot',
+            jsonb_build_object('number', open_ballot.number, 'uid', open_ballot.uid, 'candidate', open_ballot.candidate));
+    end if;
+    return found;
+end
+$$;
+comment on function cascade.open_ballot(text, bigint, uuid, text) is 'Announces a promotion to this carrier, or learns of another one.';
+
+create or replace function cascade.close_ballot("set" text, number bigint, uid uuid)
+returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_queue cascade_internal.queue := cascade_internal.lock_queue(close_ballot."set");
+begin
+    update cascade_internal.ballot as b set closed_at = clock_timestamp()
+     where b.queue_id = v_queue.queue_id and b.number = close_ballot.number and b.uid = close_ballot.uid and b.closed_at is null;
+    return found;
+end
+$$;
+comment on function cascade.close_ballot(text, bigint, uuid) is 'Takes the announcement of a promotion back.';
+
+-- cascade.promote(set, uid, number, cause, fork_tick, fork_chain, facts): this branch becomes the root, if it stands exactly where the
+-- plan says and nobody has ended that term already.  A second call with the same uid returns what the first did.
+create or replace function cascade.promote(
+    "set" text, uid uuid, number bigint, cause text, fork_tick bigint, fork_chain bytea, facts jsonb default '{}')
+returns jsonb
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_queue cascade_internal.queue := cascade_internal.lock_queue(promote."set");
+    v_node  cascade_internal.node := cascade_internal.find_node(promote."set");
+    v_last  constant cascade_internal.tick := cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots);
+    v_term  cascade_internal.term;
+    v_fence cascade_internal.fence;
+begin
+    if promote.cause is null or promote.cause not in ('switchover', 'failover', 'rewind') then
+        raise exception 'a node is promoted by switchover, failover or rewind, not by %', coalesce(promote.cause, 'null')
+            using errcode = 'QC003', hint = 'Use the commands of the same names.';
+    end if;
+    select t.* into v_term from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.uid = promote.uid;
+    if found then
+        return jsonb_build_object('uid', v_term.uid, 'number', v_term.number, 'fork_tick', (v_term.fork->>'tick_id')::bigint, 'is_repeat', true);
+    end if;
+    select f.* into v_fence from cascade_internal.fence as f where f.queue_id = v_queue.queue_id;
+    if v_node.role = 'leaf' or (v_node.role = 'root' and (v_fence.cause is distinct from 'rewound' or not v_fence.is_up)) then
+        raise exception 'node "%" is a % and cannot be promoted', v_node.node, v_node.role
+            using errcode = 'QC208', hint = case v_node.role when 'leaf' then 'A leaf keeps no queue.' else 'It is the root already.' end;
+    elsif (v_last.tick_id, v_last.chain) is distinct from (promote.fork_tick, promote.fork_chain) then
+        raise exception 'node "%" stands at tick %, not at %', v_node.node, v_last.tick_id, promote.fork_tick
+            using errcode = 'QC209', hint = 'The plan is stale: plan again.';
+    elsif cascade_internal.is_dirty(v_queue, v_last) and v_node.role <> 'root' then
+        perform cascade_internal.raise_answer('dirty', format('%s has events after its last tick %s', v_node.node, v_last.tick_id));
+    end if;
+    -- Whoever ended this term, or stands beside it, reigns; or both are in conflict, which a third promotion makes worse.
+    select t.* into v_term from cascade_internal.term as t
+     where t.queue_id = v_queue.queue_id and t.voided_by is null and (t.parent_uid = v_last.term_uid or t.number >= promote.number) limit 1;
+    if found then
+        raise exception 'node "%": term % is over, ended by term % of node "%"', v_node.node, v_last.term_uid, v_term.uid, v_term.node
+            using errcode = 'QC209', hint = 'The plan is stale: plan again.';
+    elsif cascade_internal.is_dropped(v_queue.queue_id) then
+        perform cascade_internal.raise_answer('dropped', format('%s is no live member', v_node.node));
+    end if;
+    if promote.cause = 'switchover' then
+        if not exists (select from cascade_internal.handover as h
+                        where h.queue_id = v_queue.queue_id and h.uid = promote.uid and h.target = v_node.node and h.closing_tick = v_last.tick_id) then
+            raise exception 'node "%" was offered no reign as term %', v_node.node, promote.uid
+                using errcode = 'QC209', hint = 'The old root offers it in its closing tick.';
+        end if;
+    elsif not exists (select from cascade_internal.ballot as b
+                       where b.queue_id = v_queue.queue_id and b.number = promote.number and b.uid = promote.uid and b.closed_at is null) then
+        raise exception 'node "%" holds no ballot % for term %', v_node.node, promote.number, promote.uid
+            using errcode = 'QC212', hint = 'Ballots are opened on every reachable carrier first: cascade.open_ballot().';
+    end if;
+    return cascade_internal.open_term(v_queue, v_node, promote.uid, promote.number, promote.cause, coalesce(promote.facts, '{}'));
+end
+$$;
+comment on function cascade.promote(text, uuid, bigint, text, bigint, bytea, jsonb) is 'Makes this branch the root, in a new term.';
