@@ -25,7 +25,6 @@ CascadeError
 │   ├── MovedOnError         the node was changed meanwhile                    QC209
 │   ├── OperationError       another operation is open on the set              QC210
 │   └── BallotError          another promotion is under way                    QC212
-├── UnsafeError            refused: it could lose or double something, or split the set
 ├── ForbiddenError         the role may not do this                            QC301
 ├── PayloadError           not JSON, or larger than the queue takes            QC302, QC303
 ├── FencedError            this term is over                                   QC401
@@ -224,10 +223,6 @@ class BallotError(ConflictError):
     """Another promotion is under way, or this one was not announced."""
 
     sqlstate = "QC212"
-
-
-class UnsafeError(CascadeError):
-    """Refused as unsafe: the message says what could go wrong, the hint what would accept it.  Nothing was done."""
 
 
 class ForbiddenError(CascadeError):

@@ -35,12 +35,12 @@ def failover(topology: Topology, set_name: str, dead: str, to: str | None = None
     """Return the topology without a node's services: a root is followed by `to`, a branch's subscribers move.
 
     They move to `to`, else to the lost branch's provider.  The lost node stays in the file, so that it can
-    come back as a branch.
+    come back as a branch.  Only a root whose database lost its tail can follow itself, in a new term.
     """
     lost = topology.find(set_name, dead)
     found = topology.sets[set_name]
-    if to == dead:
-        raise TopologyError(f"set {set_name}: {dead} cannot follow itself")
+    if to == dead and not lost.role.is_root:
+        raise TopologyError(f"set {set_name}: {dead} cannot follow itself", hint="Name another carrier.")
     if lost.role.is_root:
         if to is None:
             raise TopologyError(f"set {set_name}: nobody is named to follow the root {dead}", hint="Pass --to NODE.")

@@ -14,7 +14,7 @@ from cascade.topology.model import Set
 from cascade.topology.observe import Ballot, Observed, View
 from cascade.topology.sketch import Sketch
 from cascade.topology.steps import CatchUp, CloseBallots, OpenBallots, Promote
-from cascade.topology.terms import TERM_SPAN, Tick, left_at, next_number
+from cascade.topology.terms import TERM_SPAN, Tick, left_at
 
 #: Answers that keep a node from being promoted: it has something of its own, or is none of the set's.
 UNFIT = ("dropped", "dirty", "conflict", "diverged")
@@ -23,34 +23,40 @@ UNFIT = ("dropped", "dirty", "conflict", "diverged")
 def carriers(observed: Observed) -> list[View]:
     """Return the branches that could be promoted, the most advanced first.
 
-    Where the root's database lost its tail, those come first that it refused: they have the tail.
+    Where the root's database lost its tail, those come first that it refused: they have the tail.  If there is
+    none, that root can go on by itself, in a new term.
     """
-    root = observed.root
-    is_rewound = root is not None and root.fence is not None and root.fence.cause == "rewound"
     found = [view for view in observed.views.values() if view.is_carrier and not view.role.is_root]
     found = [view for view in found if not view.is_dirty and view.answer not in UNFIT]
     found = [view for view in found if left_at(view.tick, observed.terms, observed.tip) is None]
+    if observed.root is not None and observed.root.is_rewound:
+        found = [observed.root, *found]
+    return sorted(found, key=lambda view: _advance(view, observed), reverse=True)
 
-    def rank(view: View) -> tuple[bool, int]:
-        return (is_rewound and view.answer == "rewound", view.tick.tick_id)
 
-    return sorted(found, key=rank, reverse=True)
+def _advance(view: View, observed: Observed) -> tuple[bool, int]:
+    """Return how far a carrier has come, for comparing them."""
+    has_tail = observed.root is not None and observed.root.is_rewound and view.answer == "rewound"
+    return has_tail, view.tick.tick_id
 
 
 def choose_successor(wanted: Set, observed: Observed, dead: str) -> str | None:
     """Return who should follow a lost root: the most advanced carrier; a handler, which no root runs, counts against.
 
-    None when there is nobody.
+    A root that only may have lost its tail follows itself, if nobody has more.  None when there is nobody.
     """
-    found = [view.node for view in carriers(observed) if view.node != dead and view.node in wanted.nodes]
-    ticks = {view.node: view.tick.tick_id for view in carriers(observed)}
+    best = carriers(observed)
+    if best and best[0].is_rewound:
+        return best[0].node
+    found = [view for view in best if view.node not in (dead, observed.tip.node) and view.node in wanted.nodes]
     order = list(wanted.nodes)
 
-    def rank(name: str) -> tuple[bool, int, bool, int]:
-        node = wanted.nodes[name]
-        return (node.handler is not None, -ticks[name], node.provider != dead, order.index(name))
+    def rank(view: View) -> tuple[bool, tuple[bool, int], bool, int]:
+        node = wanted.nodes[view.node]
+        return node.handler is None, _advance(view, observed), node.provider == dead, -order.index(view.node)
 
-    return min(found, key=rank, default=None)
+    chosen = max(found, key=rank, default=None)
+    return chosen.node if chosen else None
 
 
 def unfit(sketch: Sketch, target: str) -> tuple[str, str] | None:
@@ -62,6 +68,9 @@ def unfit(sketch: Sketch, target: str) -> tuple[str, str] | None:
         return "it does not exist yet", "make it a branch first, and wait until it has come up"
     if not view.is_carrier:
         return "it is a leaf and keeps no queue", "name a branch"
+    if view.is_rewound and target == sketch.observed.tip.node:
+        best = carriers(sketch.observed)[0]
+        return None if best is view else (f"{best.node} has what its database lost", f"name {best.node}")
     if view.role.is_root:
         return "it was the root before and is not back yet", f"cascade resurrect {name} {target}"
     member = sketch.observed.members.get(target)
@@ -100,7 +109,7 @@ def not_accepted(sketch: Sketch, best: View) -> Iterator[tuple[str, str]]:
     """Yield what the operator has to accept before this failover, and has not."""
     request, observed, root = sketch.request, sketch.observed, sketch.observed.tip.node
     if root not in request.dead:
-        yield f"the root {root} is lost: {lost_because(sketch)}", f"--dead {root} if it is to be given up"
+        yield f"the root {root} is lost: {lost_because(sketch)}", f"--dead {root} if so"
     for name in sorted(request.without & set(observed.views)):
         yield f"{name} answers", f"--without {name} is for carriers that do not"
     for name in unreachable(sketch):
@@ -141,14 +150,15 @@ def promotion(sketch: Sketch, target: View, best: View) -> None:
         step = CatchUp(node=target.node, provider=best.node, tick_id=fork.tick_id, before=(before,))
         sketch.steps.append(step)
         sketch.providers[target.node] = best.node
-    number = next_number(sketch.observed.terms.values(), target.node_no)
+    number = sketch.observed.next_hundred * 100 + target.node_no
     if mine := next((b for b in open_ballots(sketch.observed) if b.candidate == target.node), None):
         sketch.uid, number = mine.uid, mine.number
     asked = tuple(sorted(view.node for view in sketch.observed.views.values() if view.is_carrier))
     sketch.steps.append(OpenBallots(node=target.node, nodes=asked, number=number, uid=sketch.uid))
-    before = Condition(node=target.node, role="branch", term_uid=fork.term_uid, tick_id=fork.tick_id)
+    cause = "rewind" if target.is_rewound else "failover"
+    before = Condition(node=target.node, role=str(target.role), term_uid=fork.term_uid, tick_id=fork.tick_id)
     sketch.steps.append(
-        Promote(node=target.node, uid=sketch.uid, number=number, cause="failover", fork=fork.row, before=(before,))
+        Promote(node=target.node, uid=sketch.uid, number=number, cause=cause, fork=fork.row, before=(before,))
     )
     sketch.steps.append(CloseBallots(node=target.node, nodes=asked, number=number, uid=sketch.uid))
     sketch.providers |= {target.node: None}

@@ -40,17 +40,14 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """An offer of the reign: offered, taken or withdrawn."""
+    """An offer of the reign: offered, taken or withdrawn at the old root; heard, later done, elsewhere."""
 
     uid: str
     target: str
     state: str
+    term_uid: str | None = None
     closing_tick: int | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the reign is between two roots."""
-        return self.state in ("offered", "taken")
+    op_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -98,6 +95,7 @@ class View:
     answer_detail: str | None = None
     first_tick: int = 0
     is_dirty: bool = False
+    next_number: int = 0
     highest_told: int | None = None
     terms: tuple[Term, ...] = ()
     members: tuple[Member, ...] = ()
@@ -119,6 +117,18 @@ class View:
         """Whether its queue takes inserts."""
         return self.role.is_root and self.fence is None
 
+    @property
+    def is_rewound(self) -> bool:
+        """Whether it is a root whose database lost its tail, or may have."""
+        return self.role.is_root and self.fence is not None and self.fence.cause == "rewound"
+
+    @property
+    def offer(self) -> Handover | None:
+        """Return the offer by which its own term ended, unless that was withdrawn."""
+        found = self.handover
+        is_open = found is not None and found.state in ("offered", "taken") and found.term_uid == self.term_uid
+        return found if is_open else None
+
     @classmethod
     def parse(cls, found: Mapping[str, Any]) -> Self:
         """Read what cascade.describe_set() returned."""
@@ -137,6 +147,7 @@ class View:
             answer_detail=found.get("answer_detail"),
             first_tick=int(found.get("first_tick") or 0),
             is_dirty=bool(found.get("is_dirty")),
+            next_number=int(found.get("next_number") or 0),
             highest_told=found.get("highest_told"),
             terms=tuple(map(Term.parse, found.get("terms") or ())),
             members=tuple(_part(Member, row) for row in found.get("members") or ()),
@@ -169,8 +180,15 @@ class Observed:
 
     @cached_property
     def terms(self) -> Mapping[str, Term]:
-        """All terms that anybody knows, by uid."""
-        return {term.uid: term for view in self.views.values() for term in view.terms}
+        """All terms that anybody knows, by uid; one that anybody knows to be void is."""
+        known = [term for view in self.views.values() for term in view.terms]
+        return {term.uid: term for term in sorted(known, key=lambda term: term.voided_by is not None)}
+
+    @cached_property
+    def next_hundred(self) -> int:
+        """The hundreds of the next term's number: above those of all terms and ballots that anybody knows."""
+        terms = max((term.number for term in self.terms.values()), default=0) // 100 + 1
+        return max([terms, *(view.next_number // 100 for view in self.views.values())])
 
     @cached_property
     def tips(self) -> list[Term]:

@@ -99,7 +99,7 @@ def bring_back(sketch: Sketch) -> None:
             continue
         before = (Condition.of(view, "role", "term_uid", "at_least"),)
         fork = sketch.fork_of(view)
-        if view.is_carrier and (fork or view.is_dirty or view.answer in ASTRAY or is_rewound(view)):
+        if view.is_carrier and (fork or view.is_dirty or view.answer in ASTRAY or view.is_rewound):
             sketch.steps.append(Resurrect(node=name, provider=root, before=before))
         elif view.role.is_root:
             sketch.steps.append(Demote(node=name, provider=root, before=before))
@@ -113,29 +113,40 @@ def bring_back(sketch: Sketch) -> None:
             sketch.warn(f"{name} can join {root} only when that answers")
 
 
-def is_rewound(view: View) -> bool:
-    """Whether a root's database lost its tail, so that ids of its ticks may mean something else."""
-    return view.fence is not None and view.fence.cause == "rewound"
-
-
 def move(sketch: Sketch) -> None:
-    """Plan the switches, providers before subscribers: so no order of them makes a circle."""
-    views = sketch.observed.views
-    for node in (place.node for place in walk(sketch.wanted)):
-        view, provider = views.get(node.name), node.provider
-        if provider is None:
-            continue
-        if view is None:
-            if node.name in sketch.observed.silent:
-                sketch.warn(f"{node.name} does not answer and stays as it is: {sketch.reason(node.name)}")
-        elif sketch.providers[node.name] != provider:
-            if why := sketch.cannot_provide(provider, node.name):
-                sketch.warn(f"{node.name} cannot copy from {provider} yet: {why}; apply the file again later")
-                continue
-            sketch.steps.append(switch(view, provider, sketch))
-            sketch.providers[node.name] = provider
-        elif provider not in views:
-            sketch.warn(f"{node.name} waits for {provider}, which does not answer: {sketch.reason(provider)}")
+    """Plan the switches, each to a provider that leads to the root by then: so none of them makes a circle.
+
+    Providers come before their subscribers; who had to wait for somebody further down gets another turn.
+    """
+    waiting = [place.node for place in walk(sketch.wanted) if place.node.provider is not None]
+    has_moved = True
+    while has_moved:
+        turn, waiting, has_moved = waiting, [], False
+        for node in turn:
+            view, provider = sketch.observed.views.get(node.name), str(node.provider)
+            if view is not None and provider != sketch.providers[node.name]:
+                if sketch.cannot_provide(provider, node.name):
+                    waiting.append(node)
+                    continue
+                sketch.steps.append(switch(view, provider, sketch))
+                sketch.providers[node.name] = provider
+                has_moved = True
+    for node in sketch.wanted.nodes.values():
+        explain(sketch, node, is_waiting=node in waiting)
+
+
+def explain(sketch: Sketch, node: Node, *, is_waiting: bool) -> None:
+    """Say why a node does not copy from whom it should."""
+    provider = node.provider
+    if provider is None:
+        return
+    if node.name in sketch.observed.silent:
+        sketch.warn(f"{node.name} does not answer and stays as it is: {sketch.reason(node.name)}")
+    elif is_waiting:
+        why = sketch.cannot_provide(provider, node.name)
+        sketch.warn(f"{node.name} cannot copy from {provider} yet: {why}; apply the file again later")
+    elif node.name in sketch.observed.views and provider not in sketch.observed.views:
+        sketch.warn(f"{node.name} waits for {provider}, which does not answer: {sketch.reason(provider)}")
 
 
 def switch(view: View, provider: str, sketch: Sketch) -> SwitchProvider:

@@ -79,8 +79,7 @@ class Offer(Step):
     def is_done(self, observed: Observed) -> bool:
         """Whether the offer stands, or was taken."""
         view = observed.views.get(self.node)
-        handover = view.handover if view else None
-        return self.uid in observed.terms or (handover is not None and handover.is_open and handover.uid == self.uid)
+        return self.uid in observed.terms or bool(view and view.offer and view.offer.uid == self.uid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,8 @@ def keep(sketch: Sketch, root: View | None) -> bool:
         sketch.warn(f"the root {name} does not answer: {sketch.reason(name)}")
         sketch.warn(f"if it is lost: cascade failover {set_name} --dead {name} --dry-run shows what that would mean")
         return True
+    if root.is_rewound:
+        return fail_over(sketch)
     if not reigns(root, sketch.observed):
         why = root.fence.detail if root.fence else "its database no longer knows its own term"
         sketch.refuse(f"the root {name} cannot go on: {why}", f"cascade failover {set_name} --dead {name}")
@@ -54,7 +56,7 @@ def keep(sketch: Sketch, root: View | None) -> bool:
 
 def end_operation(sketch: Sketch, root: View) -> bool:
     """Plan to end what was left open at a root, if it was: somebody may be at it just now."""
-    handover, target = root.handover, root.operation.target if root.operation else None
+    handover, target = root.offer, root.operation.target if root.operation else None
     if handover is not None and handover.state == "taken":
         fact = f"{handover.target} has taken the reign from {root.node}: this only goes forward"
         sketch.refuse(fact, f"let the file say that {handover.target} is the root")
@@ -87,7 +89,7 @@ def switch_over(sketch: Sketch, root: View) -> bool:
         sketch.refuse(f"{root.node} answers, and its term is open", f"cascade switchover loses nothing: --to {target}")
     if is_hindered_by_a_ballot(sketch, target):
         return False
-    handover = root.handover if root.handover and root.handover.is_open else None
+    handover = root.offer
     if handover is None and not clear_the_way(sketch, root, target):
         return False
     if handover is not None and handover.target != target:
@@ -100,7 +102,7 @@ def switch_over(sketch: Sketch, root: View) -> bool:
     if handover is None:
         offer(sketch, root, view)
     else:
-        sketch.uid, sketch.op_id = handover.uid, root.operation.op_id if root.operation else sketch.op_id
+        sketch.uid, sketch.op_id = handover.uid, handover.op_id or sketch.op_id
     sketch.steps.append(AwaitPromotion(node=target, uid=sketch.uid, old=root.node))
     sketch.providers |= {target: None, root.node: target}
     sketch.steps.append(Demote(node=root.node, provider=target, before=(Condition.of(root, "term_uid"),)))

@@ -7,7 +7,7 @@ left that term.  A chain proves everything below it, so two ticks of one id with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -49,6 +49,8 @@ class Term:
     cause: str = "created"
     reason: str | None = None
     at: str | None = None
+    #: The term that an operator kept instead, where two excluded one another.
+    voided_by: str | None = None
 
     @classmethod
     def parse(cls, row: Mapping[str, Any]) -> Self:
@@ -62,13 +64,15 @@ class Term:
             cause=str(row.get("cause") or "created"),
             reason=row.get("reason"),
             at=row.get("at"),
+            voided_by=row.get("voided_by"),
         )
 
 
 def tips(terms: Mapping[str, Term]) -> list[Term]:
     """Return the terms that no other has ended: one, or the set is split."""
-    ended = {term.parent_uid for term in terms.values()}
-    return sorted((term for term in terms.values() if term.uid not in ended), key=lambda term: term.uid)
+    valid = [term for term in terms.values() if term.voided_by is None]
+    ended = {term.parent_uid for term in valid}
+    return sorted((term for term in valid if term.uid not in ended), key=lambda term: term.uid)
 
 
 def path(terms: Mapping[str, Term], uid: str | None) -> list[Term]:
@@ -99,8 +103,3 @@ def left_at(tick: Tick, terms: Mapping[str, Term], tip: Term) -> Tick | None:
     if successor is not None and successor.fork is not None and is_past(at, successor.fork):
         return successor.fork
     return None if at is tick else at
-
-
-def next_number(terms: Iterable[Term], node_no: int) -> int:
-    """Return the number of a term that a member would open: unique, since it ends with the member's own."""
-    return (max((term.number for term in terms), default=0) // 100 + 1) * 100 + node_no

@@ -197,8 +197,9 @@ def test_what_cannot_be_wanted_is_refused() -> None:
         switchover(topology, "q", "s3")
     with pytest.raises(TopologyError, match="no node 's9'"):
         switchover(topology, "q", "s9")
+    assert failover(topology, "q", "s1", "s1") == topology, "a root that lost its tail may go on"
     with pytest.raises(TopologyError, match="cannot follow itself"):
-        failover(topology, "q", "s1", "s1")
+        failover(topology, "q", "s2", "s2")
     with pytest.raises(TopologyError, match="is a leaf, which keeps no queue"):
         failover(switchover(topology, "q", "s2"), "q", "s1", "s3")
     busy = with_nodes(topology, "q", {n: replace(v, handler="a:b") if n == "s2" else v for n, v in topology.sets["q"].nodes.items()})  # noqa: E501  # fmt: skip

@@ -17,7 +17,7 @@ from cascade.topology.lost_root import carriers, choose_successor
 from cascade.topology.observe import Ballot, Fence, Handover, Observed, Operation
 from cascade.topology.plan import make_plan
 from cascade.topology.show_plan import plan_text
-from tests.fixtures.worlds import NOW, World, accept_all, plain_sets, tick, trees, worlds
+from tests.fixtures.worlds import FIRST, NOW, World, accept_all, plain_sets, tick, trees, worlds
 
 
 def plan_for(wanted: Set, world: World, **more: object) -> Plan:
@@ -264,14 +264,44 @@ def test_a_rewound_root_is_followed_by_the_one_that_has_its_tail() -> None:
     world = World.of(NOW_SO, {"s1": 108, "s2": 104, "s3": 108})
     world.change("s1", fence=Fence(cause="rewound", detail="s1 lost tick 105, which s2 has"))
     world.change("s2", answer="rewound")
-    assert [view.node for view in carriers(world.observed())] == ["s2", "s3"]
+    assert [view.node for view in carriers(world.observed())] == ["s2", "s1", "s3"]
+    assert choose_successor(NOW_SO, world.observed(), "s1") == "s2"
+    assert "s1 cannot become the root: s2 has what its database lost" in refusals(plan_for(NOW_SO, world))
     refused = make_plan(S2_REIGNS, world.observed(), accept_all(world, allow_loss=104))
-    assert refusals(refused) == "the root s1 is lost: s1 lost tick 105, which s2 has; --dead s1 if it is to be given up"
+    assert refusals(refused) == "the root s1 is lost: s1 lost tick 105, which s2 has; --dead s1 if so"
     plan = plan_for(S2_REIGNS, world, dead=frozenset({"s1"}), fenced_by=None)
     assert plan.refusals == () and plan.loss is not None and plan.loss.fork == 104
     # Both followed what is no longer there: s3 copied from the root after it had lost its tail.
     assert {"Resurrect s1", "Resurrect s3"} <= set(names(plan))
     carry_out(plan, world)
+
+
+def test_a_root_on_another_server_goes_on_in_a_new_term_if_nobody_has_more() -> None:
+    world = World.of(NOW_SO, {"s1": 108, "s2": 108, "s3": 107})
+    world.change("s1", fence=Fence(cause="rewound", detail="its server is another one"))
+    assert choose_successor(NOW_SO, world.observed(), "s1") == "s1"
+    plan = make_plan(NOW_SO, world.observed(), accept_all(world))
+    assert refusals(plan).splitlines() == [
+        "the root s1 is lost: its server is another one; --dead s1 if so",
+        "what came after tick 108 may be lost; --allow-loss 108",
+    ]
+    plan = plan_for(NOW_SO, world, dead=frozenset({"s1"}), allow_loss=108)
+    assert names(plan) == ["OpenBallots s1", "Promote s1", "CloseBallots s1", "StoreDocument s1"]
+    carry_out(plan, world)
+    assert world.observed().tip.cause == "rewind" and world.views["s1"].is_writable
+
+
+def test_a_term_that_an_operator_gave_up_counts_no_more() -> None:
+    world = World.of(NOW_SO)
+    world._open_term("s2", "u2", 102, tick(100), "failover")
+    world._open_term("s3", "u3", 103, tick(100), "failover")
+    kept, given_up = world.views["s2"].terms[-1], replace(world.views["s3"].terms[-1], voided_by="u2")
+    world.learn("s2", (given_up,))
+    world.change("s3", terms=(*world.views["s1"].terms, kept, given_up), fence=Fence(cause="over"))
+    plan = plan_for(S2_REIGNS, world)
+    assert plan.refusals == () and names(plan)[:2] == ["Demote s1", "Resurrect s3"]
+    carry_out(plan, world)
+    assert world.tree() == {name: (str(node.role), node.provider) for name, node in S2_REIGNS.nodes.items()}
 
 
 def test_a_lost_branch_loses_nothing() -> None:
@@ -353,7 +383,7 @@ def test_an_operation_that_was_left_behind_is_ended_after_its_time() -> None:
         assert names(plan)[:1] == expected
         assert bool(plan.refusals) == (expected == [])
         assert names(plan_for(S2_REIGNS, world))[:2] == [*expected, *(["Fence s1"] if expected else [])]
-    world.change("s1", handover=Handover(uid="u", target="s3", state="taken"))
+    world.change("s1", handover=Handover(uid="u", target="s3", state="taken", term_uid=FIRST))
     assert "s3 has taken the reign from s1: this only goes forward" in refusals(plan_for(NOW_SO, world))
     assert "s1 has taken the reign to s3" in refusals(plan_for(S2_REIGNS, world))
 
