@@ -43,6 +43,8 @@ class Pace:
     poll_s: float = 1.0
     standby_s: float = 2.0
     stopped_s: float = 5.0
+    #: A provider whose trouble is its own is asked again after so long.
+    asked_again_s: float = 1.0
     max_ticks: int = 1000
     max_events: int = 50_000
     #: A transaction is kept below about so many bytes, for standbys and logical decoding.
@@ -88,14 +90,16 @@ class Copier:
             while not stop.is_set():
                 me = await self.home.describe(local)
                 try:
-                    if me.is_stopped or me.provider is None:
+                    if me.is_stopped:
                         await self._rest(me)
-                    else:
+                    if not me.is_stopped or me.is_kept_waiting:
                         await self._follow(local, me, stop)
                 except (MovedOnError, RejoinError) as error:
                     log.info("set %s: %s", self.home.set, error.args[0])
                 except JoinError as error:
-                    log.error("set %s: node %s stops: %s", self.home.set, me.node, error)
+                    # One that is kept waiting asks again and again, and is told the same.
+                    level = logging.DEBUG if me.is_kept_waiting else logging.ERROR
+                    log.log(level, "set %s: node %s stops: %s", self.home.set, me.node, error)
 
     async def _stand_by(self, local: AsyncConnection, stop: asyncio.Event) -> None:
         """Wait while another daemon serves this node; the lock ends with its session."""
@@ -110,7 +114,7 @@ class Copier:
         """Wait for somebody to resume, switch or add the node again."""
         self.note = "paused" if me.state == "paused" else f"stopped: {me.answer or 'it is the root'}"
         self.turned_at = time.monotonic()
-        await self.wakeups.wait(self.pace.stopped_s)
+        await self.wakeups.wait(self.pace.asked_again_s if me.is_kept_waiting else self.pace.stopped_s)
 
     async def _follow(self, local: AsyncConnection, me: Standing, stop: asyncio.Event) -> None:
         """Join the provider and copy from it until something changes."""

@@ -23,6 +23,8 @@ LOCATION: LiteralString = "select database, dsn from cascade.locations where set
 
 #: The answers with which a node goes on; each of the others stops it, by its SQLSTATE.
 SERVED = ("on path", "behind")
+#: Those that tell of the provider's trouble: it is asked again.
+PASSING = ("conflict", "stale", "rewound")
 SQLSTATES = {
     "dropped": "QC701",
     "dirty": "QC702",
@@ -67,8 +69,15 @@ class Standing:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether an operator or its provider's answer keeps it from copying."""
-        return self.state == "paused" or (self.answer is not None and self.answer not in SERVED)
+        """Whether an operator, its provider's answer or a promotion keeps it from copying."""
+        return (
+            self.provider is None or self.state == "paused" or (self.answer is not None and self.answer not in SERVED)
+        )
+
+    @property
+    def is_kept_waiting(self) -> bool:
+        """Whether it is stopped by its provider's trouble, which may pass: a former root follows the new one."""
+        return self.state != "paused" and self.answer in PASSING and self.provider is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

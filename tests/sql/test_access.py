@@ -41,6 +41,7 @@ def db(db: Database) -> Database:
     return db
 
 
+UID = "00000000-0000-0000-0000-000000000001"
 #: Everything the interface offers, as somebody might call it.
 CALLS = {
     "post": "cascade.post('{q}', '1')",
@@ -95,13 +96,47 @@ CALLS = {
     "tell": "cascade.tell('{q}', 'mine', '[]')",
     "report": "cascade.report('{q}')",
     "advance_watermark": "cascade.advance_watermark('{q}')",
+    "describe_set": "cascade.describe_set('{q}')",
+    "begin_operation": f"cascade.begin_operation('{{q}}', '{UID}', 'switchover', 'mine')",
+    "raise_fence": f"cascade.raise_fence('{{q}}', '{UID}')",
+    "drop_fence": f"cascade.drop_fence('{{q}}', '{UID}')",
+    "complete_fence": "cascade.complete_fence('{q}')",
+    "offer": f"cascade.offer('{{q}}', '{UID}', 'mine', '{UID}')",
+    "take_handover": f"cascade.take_handover('{{q}}', '{UID}', 'mine', 1, '')",
+    "withdraw_handover": f"cascade.withdraw_handover('{{q}}', '{UID}')",
+    "note_withdrawn": f"cascade.note_withdrawn('{{q}}', '{UID}')",
+    "next_term_number": "cascade.next_term_number('{q}')",
+    "renew_term": "cascade.renew_term('{q}')",
+    "open_ballot": f"cascade.open_ballot('{{q}}', 101, '{UID}', 'mine')",
+    "close_ballot": f"cascade.close_ballot('{{q}}', 101, '{UID}')",
+    "promote": f"cascade.promote('{{q}}', '{UID}', 101, 'failover', 1, '')",
+    "demote": "cascade.demote('{q}', 'mine')",
+    "exchange_terms": "cascade.exchange_terms('{q}', '[]')",
+    "stand_down": "cascade.stand_down('{q}')",
+    "root_duty": "cascade.root_duty('{q}')",
+    "heir_duty": "cascade.heir_duty('{q}')",
+    "list_chains": "cascade.list_chains('{q}')",
+    "last_common": "cascade.last_common('{q}', '[]')",
+    "set_aside": "cascade.set_aside('{q}', '{{}}')",
+    "resurrect": "cascade.resurrect('{q}', '{{}}', 'mine')",
+    "reset_leaf": "cascade.reset_leaf('{q}', '{{}}')",
+    "certificate_report": f"cascade.certificate_report('{{q}}', '{UID}')",
+    "amend_certificate": f"cascade.amend_certificate('{{q}}', '{UID}', '{{{{}}}}')",
+    "declare_destroyed": f"cascade.declare_destroyed('{{q}}', '{UID}', 'mine', 'gone')",
+    "republish": f"cascade.republish('{{q}}', '{UID}', 1, '{{{{}}}}')",
+    "read_quarantine": "cascade.read_quarantine('{q}')",
+    "settle_quarantine": f"cascade.settle_quarantine('{{q}}', '{UID}', '{{{{1}}}}', 'discarded')",
+    "store_document": "cascade.store_document('{q}', 0, '{{}}')",
+    "resolve": f"cascade.resolve('{{q}}', '{UID}', 'x')",
 }
 #: What one daemon asks of another's database; creating and ending members is for operators.
 NODE = {
     "add_member", "create_node", "readmit_node", "set_provider", "pause_node", "resume_node", "set_processing",
     "note_error", "note_answer", "raise_generation", "node_generation", "describe_node", "join_provider",
     "register_subscriber", "forget_subscriber", "next_copy", "check_copy", "begin_copy", "finish_copy",
-    "finish_leaf_copy", "tell", "report", "advance_watermark",
+    "finish_leaf_copy", "tell", "report", "advance_watermark", "describe_set", "exchange_terms", "stand_down",
+    "complete_fence", "root_duty", "heir_duty", "take_handover", "note_withdrawn", "next_term_number", "renew_term",
+    "promote", "demote", "certificate_report", "amend_certificate",
 }  # fmt: skip
 PRODUCER = {"post", "post_many", "reserve_id"}
 CONSUMER = {

@@ -69,6 +69,7 @@ as $$
            'cascade.take_handover(text, uuid, text, bigint, bytea),'
            'cascade.note_withdrawn(text, uuid),'
            'cascade.next_term_number(text),'
+           'cascade.renew_term(text),'
            'cascade.promote(text, uuid, bigint, text, bigint, bytea, jsonb),'
            'cascade.demote(text, text, jsonb),'
            'cascade.certificate_report(text, uuid),'

@@ -105,6 +105,10 @@ begin
                 where o.queue_id = v_queue.queue_id and o.ended_at is null and o.expires_at < clock_timestamp()) then
         perform cascade_internal.expire_operation(cascade_internal.lock_queue(root_duty."set"));
     end if;
+    -- Somebody else may have told this database of a term that ended its own.
+    if v_node.role = 'root' and (select o.cause is not null from cascade_internal.end_of_term(v_queue) as o) then
+        perform cascade.stand_down(root_duty."set");
+    end if;
     select f.* into v_fence from cascade_internal.fence as f where f.queue_id = v_queue.queue_id;
     return jsonb_build_object(
         'node', v_node.node, 'role', v_node.role, 'generation', v_node.generation,
@@ -112,6 +116,7 @@ begin
         'terms', cascade_internal.known_terms(v_queue.queue_id),
         'heir', (select t.node from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.voided_by is null
                   order by t.number desc limit 1),
+        'is_range_ending', v_fence.queue_id is null and coalesce(cascade_internal.is_range_ending(v_queue), false),
         'is_clean', case when v_fence.cause = 'over' and v_fence.is_up then cascade_internal.is_clean(v_queue) end);
 end
 $$;

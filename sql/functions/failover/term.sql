@@ -90,7 +90,7 @@ begin
     returning term.* into v_term;
     update cascade_internal.node as n
        set role = 'root', provider = null, generation = n.generation + 1, state = 'running',
-           answer = null, answer_detail = null, answered_at = null, file_provider = null
+           answer = null, answer_detail = null, answered_at = null
      where n.queue_id = v_id;
     perform cascade_internal.post_control(v_queue, 'cascade.term', to_jsonb(v_term) - 'queue_id');
     -- Members come from the own prefix of the log, each at the last watermark in it; each tells anew.
@@ -223,3 +223,38 @@ begin
 end
 $$;
 comment on function cascade.promote(text, uuid, bigint, text, bigint, bytea, jsonb) is 'Makes this branch the root, in a new term.';
+
+-- cascade.renew_term(set): a root that nears the end of its term's range of ids opens another term, with nothing in between.  False while
+-- there is room.  Writers wait for a moment, as for any DDL.
+create or replace function cascade.renew_term("set" text)
+returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_root  cascade_internal.node := cascade_internal.find_root(renew_term."set");
+    v_queue cascade_internal.queue;
+begin
+    if not cascade_internal.is_range_ending(cascade_internal.find_queue(renew_term."set")) then
+        return false;
+    end if;
+    v_queue := cascade_internal.lock_queue(renew_term."set");
+    if v_queue.is_copy or exists (select from cascade_internal.fence as f where f.queue_id = v_queue.queue_id) then
+        return false;
+    end if;
+    perform cascade_internal.open_term(v_queue, v_root, gen_random_uuid(), cascade.next_term_number(renew_term."set"), 'range',
+                                       '{"reason": "the ids of the term before were running out"}');
+    return true;
+end
+$$;
+comment on function cascade.renew_term(text) is 'Opens a new term when the ids of the present one run out.';
+
+create or replace function cascade_internal.is_range_ending(queue cascade_internal.queue)
+returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return pg_sequence_last_value(format('cascade_internal.event_id_%s', (is_range_ending.queue).queue_id)::regclass)
+           > (is_range_ending.queue).term * 1000000000000 + 990000000000;
+end
+$$;
+comment on function cascade_internal.is_range_ending(cascade_internal.queue) is 'Whether ninety-nine hundredths of a term''s ids are used.';

@@ -49,6 +49,7 @@ begin
     insert into cascade_internal.term (queue_id, uid, number, node, parent_uid, fork, cause, reason, at, voided_by)
     select v_queue.queue_id, x.uid, x.number, x.node, x.parent_uid, x.fork, x.cause, x.reason, x.at, x.voided_by
       from jsonb_populate_recordset(null::cascade_internal.term, create_node.welcome->'terms') as x;
+    perform cascade_internal.learn_history(v_queue.queue_id, create_node.welcome->'history');
     if create_node.role = 'branch' then
         perform cascade_internal.stand_on(v_queue, '.global_watermark', v_tick);
     end if;
@@ -180,6 +181,7 @@ declare
 begin
     perform cascade_internal.commit_durably();
     perform cascade_internal.learn_members(v_node.queue_id, readmit_node.welcome->'members');
+    perform cascade_internal.learn_history(v_node.queue_id, readmit_node.welcome->'history');
     update cascade_internal.node as n
        set generation = greatest(n.generation + 1, (readmit_node.welcome->>'generation')::bigint),
            answer = null, answer_detail = null, answered_at = null, known_from = readmit_node.known_from
