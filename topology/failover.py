@@ -90,7 +90,7 @@ def as_observed(topology: Topology, observed: Observed) -> Topology:
             nodes[name] = node
         else:
             kind = Role.LEAF if node.role is Role.LEAF else Role.BRANCH
-            known = observed.provider_of(name) or node.provider
+            known = observed.provider_of(name) or (None if name in observed.views else node.provider)
             nodes[name] = replace(node, role=kind, provider=known if known in found.nodes else root)
     made = with_nodes(topology, observed.set, nodes)
     return with_revision(made, observed.set, observed.revision) if observed.revision else made
