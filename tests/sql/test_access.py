@@ -128,6 +128,11 @@ CALLS = {
     "settle_quarantine": f"cascade.settle_quarantine('{{q}}', '{UID}', '{{{{1}}}}', 'discarded')",
     "store_document": "cascade.store_document('{q}', 0, '{{}}')",
     "resolve": f"cascade.resolve('{{q}}', '{UID}', 'x')",
+    "move_consumer": "cascade.move_consumer('{q}', 'c', 'mine')",
+    "accept_consumer": "cascade.accept_consumer('{q}', 'c', 1, 'mine', gen_random_uuid())",
+    "refuse_consumer": "cascade.refuse_consumer('{q}', 'c', 'mine', gen_random_uuid())",
+    "finish_move": "cascade.finish_move('{q}', 'c', gen_random_uuid())",
+    "cancel_move": "cascade.cancel_move('{q}', 'c', gen_random_uuid())",
 }
 #: What one daemon asks of another's database; creating and ending members is for operators.
 NODE = {
@@ -137,6 +142,8 @@ NODE = {
     "finish_leaf_copy", "tell", "report", "advance_watermark", "describe_set", "exchange_terms", "stand_down",
     "complete_fence", "root_duty", "heir_duty", "take_handover", "note_withdrawn", "next_term_number", "renew_term",
     "promote", "demote", "certificate_report", "amend_certificate",
+    "move_consumer", "accept_consumer", "refuse_consumer",
+    "finish_move", "cancel_move",
 }  # fmt: skip
 PRODUCER = {"post", "post_many", "reserve_id"}
 CONSUMER = {

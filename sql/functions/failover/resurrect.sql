@@ -198,7 +198,7 @@ begin
         select s.consumer, s.subscription_id, s.tick_id, s.head, s.total from cascade_internal.consumer_state(send_back.queue) as s
          where greatest(s.tick_id, s.head) > (send_back.fork).tick_id order by s.consumer
     loop
-        perform cascade_internal.lock_subscription(send_back.queue, v_state.consumer);
+        perform from cascade_internal.subscription as s where s.subscription_id = v_state.subscription_id for no key update;
         v_position := cascade_internal.newest_position(send_back.queue, v_state.subscription_id);
         perform cascade_internal.append_position(send_back.queue,
             (v_state.subscription_id, v_position.n + 1, (send_back.fork).tick_id, (send_back.fork).tick_id, (send_back.fork).total, '{}', 'seek', null,

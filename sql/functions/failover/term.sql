@@ -111,6 +111,8 @@ begin
         perform cascade_internal.put_document(v_queue, coalesce((select d.revision from cascade_internal.document as d where d.queue_id = v_id), 0) + 1,
                                               open_term.facts->'document');
     end if;
+    v_moved := cascade_internal.recreate_consumers(
+        v_queue, (select t.node from cascade_internal.term as t where t.queue_id = v_id and t.uid = v_last.term_uid), open_term.cause)->'consumers';
     v_tick := cascade_internal.cut(v_id, false, true);
     perform cascade_internal.note_step(v_queue.name, (open_term.facts->>'op_id')::uuid, 'open term',
         jsonb_build_object('uid', open_term.uid, 'number', open_term.number, 'cause', open_term.cause, 'fork_tick', v_last.tick_id, 'opening_tick', v_tick.tick_id));
