@@ -17,8 +17,9 @@ NOTE = (
     "Latency: s1 root, s2 branch of s1, s3 branch of s2, each on a server of its own with a daemon of its own, and a "
     "producer at s1 as in measure `latency`. Visible: a plain reader at s3 that listens to the ticks and selects from "
     "the queue's table. Consumer: `queue.stream` at s3, which is later by taking a batch, durably, and reading it. "
-    "Idle: four daemons over 10 s without traffic, the worst of them. Eight branches: 100,000 events in ticks of 500 while they are paused, all "
-    "resumed at once, on two servers; the sum of their rates, and how long the last one took."
+    "Idle: four daemons over 10 s without traffic, the worst of them. Eight branches: 100,000 events in ticks of "
+    "500 while they are paused, all resumed at once, on two servers; the sum of their rates, and how long the last one "
+    "took."
 )
 RATE = 50
 
