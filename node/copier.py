@@ -52,7 +52,7 @@ class Pace:
     max_events: int = 50_000
     #: A transaction is kept below about so many bytes, for standbys and logical decoding.
     max_bytes: int = 32 * 1024 * 1024
-    #: A range of at most so many stored bytes, and few events, is fetched by one call and stored by another.
+    #: A range of at most so many stored bytes, and an event per KiB of them, is fetched by one call, stored by another.
     small_bytes: int = 128 * 1024
 
 

@@ -118,8 +118,8 @@ def test_a_range_without_events_is_small(nodes: Nodes) -> None:
         (1, 140_000, False),
         (100, 1_200, True),
         (100, 1_400, False),
-        (512, 10, True),
-        (513, 10, False),
+        (128, 10, True),
+        (129, 10, False),
     ],
 )
 def test_the_limit_is_of_bytes_and_of_events(nodes: Nodes, count: int, length: int, is_small: bool) -> None:

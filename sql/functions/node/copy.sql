@@ -2,7 +2,7 @@
 -- Returns the ticks that follow, as JSON, and the query that reads their events; no row when there is
 -- nothing.  The subscriber is checked each time: a member, on the path, its events held.
 --
--- A range of few events and at most max_bytes, as they are stored, comes with the events themselves, column
+-- A range of at most max_bytes, as they are stored, and one event per 1024 of them, comes with the events themselves, column
 -- by column (docs/adr/0016).  After they were read the subscriber is checked once more, as check_copy does:
 -- each statement in here has a snapshot of its own, and TRUNCATE obeys none.  A larger range has no ids.
 create or replace function cascade.fetch_copy(
@@ -49,7 +49,7 @@ begin
     fetch_copy.last_tick := (v_ticks[cardinality(v_ticks)]).tick_id;
     fetch_copy.query := cascade_internal.batch_arms(v_queue, v_prev, v_cur,
         'e.id, e."time", e.txid, e.type, e.key, e.payload, e.headers, e.origin, e.origin_id');
-    if fetch_copy.max_bytes > 0 and fetch_copy.events <= fetch_copy.max_bytes / 256 then
+    if fetch_copy.max_bytes > 0 and fetch_copy.events <= fetch_copy.max_bytes / 1024 then
         perform cascade_internal.check_read_committed('copying');
         -- Sizes first, as they are stored: no large value is unpacked to learn that it is too large.
         execute format(
