@@ -12,15 +12,21 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from tests.models.cascade import model_copier, model_join, model_watermark
+from tests.models.cascade import model_copier, model_join, model_switchover, model_watermark
 from tests.models.cascade.explore import Result, explore
 from tests.models.cascade.join import Answer, Role, Standing, Term, Tick, answer, exchange, last_common
 
 PAGE = Path(__file__).parents[2] / "docs" / "explain" / "model.md"
-MODELS = {"join": model_join, "watermark": model_watermark, "copier": model_copier}
+MODELS = {
+    "join": model_join,
+    "watermark": model_watermark,
+    "copier": model_copier,
+    "switchover": model_switchover,
+}
 
 WORLDS = [
     pytest.param(model, world, id=f"{name}: {world.name}") for name, model in MODELS.items() for world in model.WORLDS
@@ -46,14 +52,20 @@ REACHED = [
     (model_copier.RETENTION, "D1 reads no rows of u0/2"),
     (model_copier.RETENTION, "D1 looks again and throws the batch away"),
     (model_copier.TERMS, "D2 commits v1/2"),
+    (model_switchover.TOOLS, "C promotes itself: term u2"),
+    (model_switchover.TARGET, "B is back"),
+    (model_switchover.FAILOVER, "A hears of f1"),
+    (model_switchover.LOST, "A is promoted by the operator: term f1"),
+    (model_switchover.LOST, "B copies f1/3"),
 ]
 
 
 @cache
-def explored(world: model_join.World | model_watermark.World | model_copier.World) -> Result:
+def explored(world: Any) -> Result:
     """Explore a world once for all the tests that ask for it."""
     model = next(model for model in MODELS.values() if isinstance(world, model.World))
-    return model.check(world)
+    result: Result = model.check(world)
+    return result
 
 
 # The models
