@@ -1,7 +1,7 @@
 """The rules of the cascade hold in every interleaving of the models, and each of them is needed.
 
 The models are in `tests/models/cascade`; what they say is written up in `docs/explain/model.md`, and
-these tests compare the page with them.  Everything here is pure and takes about twenty seconds; larger
+these tests compare the page with them.  Everything here is pure and takes about a minute; larger
 worlds are explored by `tests/models/cascade/test_deeper.py`, which `make soak` runs.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.models.cascade import model_copier, model_join, model_switchover, model_watermark
+from tests.models.cascade import model_copier, model_failover, model_join, model_switchover, model_watermark
 from tests.models.cascade.explore import Result, explore
 from tests.models.cascade.join import Answer, Role, Standing, Term, Tick, answer, exchange, last_common
 
@@ -26,6 +26,7 @@ MODELS = {
     "watermark": model_watermark,
     "copier": model_copier,
     "switchover": model_switchover,
+    "failover": model_failover,
 }
 
 WORLDS = [
@@ -57,6 +58,17 @@ REACHED = [
     (model_switchover.FAILOVER, "A hears of f1"),
     (model_switchover.LOST, "A is promoted by the operator: term f1"),
     (model_switchover.LOST, "B copies f1/3"),
+    (model_failover.PLAIN, "the transaction of 2 commits"),
+    (model_failover.PLAIN, "L reads u1/2 from B"),
+    (model_failover.PLAIN, "the certificate of u0 is amended by A, closed"),
+    (model_failover.OPERATORS, "operator 2 opens ballot 203 at B"),
+    (model_failover.LEFT_OUT, "C is resurrected at u0/1 below B"),
+    (model_failover.PARTITION, "an operator keeps u2"),
+    (model_failover.PARTITION, "the certificate of u1 is amended by B, closed"),
+    (model_failover.REWIND, "C is resurrected at u0/1 below B"),
+    (model_failover.REWIND_OUT, "A marks 2"),
+    (model_failover.AGAIN, "A publishes 1 of B again"),
+    (model_failover.AGAIN, "C copies u2/4 from A"),
 ]
 
 

@@ -27,13 +27,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache, partial
-from typing import NamedTuple
+from functools import partial
 
 from tests.models.cascade.explore import Result, explore
-
-NAMES = "ABC"
-Key = tuple[str, int]
+from tests.models.cascade.failover import (
+    NAMES,
+    Certificate,
+    Held,
+    Key,
+    Leaf,
+    Node,
+    Plan,
+    Role,
+    Row,
+    State,
+    Term,
+    Tick,
+    find_node,
+    find_term,
+    goes_past,
+    insert,
+    is_ended,
+    is_over,
+    is_rival,
+    last_common,
+    newest_of,
+    next_number,
+    note_plan,
+    put,
+    short,
+    unrecorded,
+)
 
 
 class Rule(StrEnum):
@@ -69,14 +93,6 @@ class Rule(StrEnum):
     PHANTOMS = "a leaf that is set back records what it had seen"
 
 
-class Role(StrEnum):
-    """What a node is; a fenced root accepts nothing."""
-
-    ROOT = "root"
-    FENCED = "fenced"
-    BRANCH = "branch"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """How much may happen, and which rule is missing."""
@@ -96,121 +112,20 @@ class World:
     without: Rule | None = None
 
 
-class Row(NamedTuple):
-    """A row of the log: the event, its term and number, and its first key if it was published again."""
-
-    event: int
-    term: str
-    number: int
-    origin: Key | None = None
-
-
-class Tick(NamedTuple):
-    """A tick: all rows that it sees, and those of transactions that were open."""
-
-    term: str
-    number: int
-    sees: frozenset[Row] = frozenset()
-    open: frozenset[Row] = frozenset()
-
-
-class Held(NamedTuple):
-    """A row in quarantine."""
-
-    row: Row
-    copies: int = 1
-    is_settled: bool = False
-
-
-class Node(NamedTuple):
-    """One database."""
-
-    name: str
-    role: Role
-    term: str
-    path: tuple[Tick, ...]
-    rows: frozenset[Row] = frozenset()
-    running: frozenset[Row] = frozenset()
-    quarantine: frozenset[Held] = frozenset()
-    ballot: tuple[int, str] | None = None
-    known: str = "u0"
-    """The newest term that it has heard of; its own ticks may not reach so far."""
-    keys: frozenset[object] = frozenset()
-    """Only without copied keys: what this node has published again."""
-
-
-class Term(NamedTuple):
-    """The record of one reign."""
-
-    uid: str
-    number: int
-    node: str
-    path: tuple[Tick, ...]
-    """All ticks up to its opening tick."""
-    parent: str | None = None
-
-
-class Certificate(NamedTuple):
-    """What is known about the rows that a term lost: who has still to be read, and the number so far."""
-
-    term: str
-    fork: frozenset[Row]
-    waits: frozenset[str]
-    by: str
-    counted: frozenset[Row] = frozenset()
-    number: int = 0
-    is_closed: bool = False
-
-
-class Plan(NamedTuple):
-    """What one operator's tool has in mind."""
-
-    candidate: str
-    number: int
-    fork: Tick
-    known: str
-    asked: frozenset[str] = frozenset()
-
-
-class Leaf(NamedTuple):
-    """A leaf's position, what it has processed, and what was recorded when it was set back."""
-
-    path: tuple[Tick, ...]
-    seen: frozenset[Row] = frozenset()
-    phantoms: frozenset[Row] = frozenset()
-
-
-class State(NamedTuple):
-    """The databases, the operators' tools, and what was used up of the bounds."""
-
-    nodes: tuple[Node, ...]
-    terms: tuple[Term, ...]
-    plans: tuple[Plan | None, ...]
-    leaf: Leaf
-    certificates: tuple[Certificate, ...] = ()
-    committed: frozenset[Row] = frozenset()
-    lost: frozenset[str] = frozenset()
-    """The terms that lost a conflict."""
-    inserts: int = 0
-    rewinds: int = 0
-    republications: int = 0
-    alarm: str | None = None
-
-
 PLAIN = World(name="one failover", inserts=2, has_open_transaction=True, has_leaf=True)
 OPERATORS = World(name="two operators", operators=("BC", "BC"))
 LEFT_OUT = World(name="a carrier is left out", inserts=2, operators=("B",))
 PARTITION = World(name="two operators apart", operators=("B", "C"), is_partitioned=True)
 APART = replace(PARTITION, name="two operators apart, publishing again", writers="A", republications=1)
 REWIND = World(name="the root's database is rewound", inserts=2, rewinds=1)
-REWIND_OUT = World(name="rewound, and a carrier left out", inserts=2, operators=("B",), rewinds=1, republications=1)
-AGAIN = World(name="two failovers", operators=("BC", "AC"), is_partitioned=True, republications=3)
+REWIND_OUT = World(
+    name="rewound, and a carrier left out", inserts=2, operators=("B",), writers="A", rewinds=1, republications=1
+)
+AGAIN = World(name="two failovers", operators=("BC", "AC"), writers="A", is_partitioned=True, republications=3)
 WORLDS = (PLAIN, OPERATORS, LEFT_OUT, PARTITION, REWIND, REWIND_OUT, AGAIN)
 DEEPER = (
     APART,
     World(name="left out, with a leaf", inserts=2, operators=("B",), has_leaf=True, republications=1),
-    World(name="two operators apart, 2 events", inserts=2, operators=("B", "C"), is_partitioned=True),
-    World(name="two failovers, the second alone", operators=("BC", "C"), is_partitioned=True, republications=3),
 )
 
 CAUGHT_IN = dict.fromkeys(Rule, PLAIN) | {
@@ -276,31 +191,23 @@ def steps(world: World, state: State) -> Iterator[tuple[str, State]]:
 
 def _reign(world: World, state: State, node: Node) -> Iterator[tuple[str, State]]:
     if state.inserts < world.inserts and node.name in world.writers:
-        row = Row(state.inserts + 1, node.term, _next_number(node))
+        row = Row(state.inserts + 1, node.term, next_number(node))
         begun = state._replace(inserts=state.inserts + 1)
-        yield f"{node.name} accepts {row.event}", _committed(begun, node, row)
+        yield f"{node.name} accepts {row.event}", insert(begun, node, row)
         if world.has_open_transaction and not node.running:
             running = node._replace(running=frozenset({row}))
-            yield f"a transaction at {node.name} inserts {row.event}", _with(begun, running)
+            yield f"a transaction at {node.name} inserts {row.event}", put(begun, running)
     for row in node.running:
-        yield f"the transaction of {row.event} commits", _committed(state, node._replace(running=frozenset()), row)
+        yield f"the transaction of {row.event} commits", insert(state, node._replace(running=frozenset()), row)
     last = node.path[-1]
     if node.rows > last.sees:
         tick = Tick(node.term, len(node.path) + 1, node.rows, node.running)
-        yield f"{node.name} ticks {_short(tick)}", _with(state, node._replace(path=(*node.path, tick)))
+        yield f"{node.name} ticks {short(tick)}", put(state, node._replace(path=(*node.path, tick)))
     is_held = any(last in other.path for other in state.nodes if other != node)
     is_idle = node.rows == last.sees and not node.running
     if state.rewinds < world.rewinds and is_held and is_idle and last.number > 1 and last.term == node.path[-2].term:
         back = node._replace(path=node.path[:-1], rows=node.path[-2].sees)
-        yield f"{node.name}'s database loses {_short(last)}", _with(state, back)._replace(rewinds=state.rewinds + 1)
-
-
-def _committed(state: State, node: Node, row: Row) -> State:
-    return _with(state._replace(committed=state.committed | {row}), node._replace(rows=node.rows | {row}))
-
-
-def _next_number(node: Node) -> int:
-    return 1 + max((row.number for row in node.rows | node.running if row.term == node.term), default=0)
+        yield f"{node.name}'s database loses {short(last)}", put(state, back)._replace(rewinds=state.rewinds + 1)
 
 
 # Two nodes
@@ -313,21 +220,21 @@ def _meet(world: World, state: State, node: Node, other: Node) -> Iterator[tuple
         fenced = node._replace(role=Role.FENCED)
         if node.running:
             return
-        if _is_over(state, node.term, other.known):
+        if is_over(state, node.term, other.known):
             told = f"{node.name} hears of {other.known} from {other.name}, fenced"
-            yield told, _with(state, fenced._replace(known=other.known))
-        elif _is_rival(state, node.term, other.known):
+            yield told, put(state, fenced._replace(known=other.known))
+        elif is_rival(state, node.term, other.known):
             stopped = other._replace(role=Role.FENCED) if other.role is Role.ROOT else other
-            yield f"{node.name} meets {other.name}: conflict, fenced", _with(_with(state, fenced), stopped)
+            yield f"{node.name} meets {other.name}: conflict, fenced", put(put(state, fenced), stopped)
         elif other.term == node.term and (node.path[:size] != other.path[:size] or len(other.path) > len(node.path)):
-            yield f"{node.name} is rewound, says {other.name}: fenced", _with(state, fenced)
+            yield f"{node.name} is rewound, says {other.name}: fenced", put(state, fenced)
         return
-    if _is_over(state, node.known, other.known):
-        yield f"{node.name} hears of {other.known} from {other.name}", _with(state, node._replace(known=other.known))
-    if _is_rival(state, node.term, other.term) and node.role is other.role is Role.FENCED and not state.lost:
+    if is_over(state, node.known, other.known):
+        yield f"{node.name} hears of {other.known} from {other.name}", put(state, node._replace(known=other.known))
+    if is_rival(state, node.term, other.term) and node.role is other.role is Role.FENCED and not state.lost:
         yield _resolved(world, state, other, node)
-    is_stale = other.role is Role.ROOT and _is_over(state, other.term, node.known)
-    is_conflict = _is_rival(state, node.known, other.known)
+    is_stale = other.role is Role.ROOT and is_over(state, other.term, node.known)
+    is_conflict = is_rival(state, node.known, other.known)
     if other.role is Role.FENCED or is_stale or is_conflict:
         return
     is_clean = node.rows == node.path[-1].sees or world.without is Rule.DIRTY
@@ -343,25 +250,25 @@ def _copy(world: World, state: State, node: Node, other: Node) -> Iterator[tuple
     tick, last = other.path[len(node.path)], node.path[-1]
     uids = {found.term for found in other.path}
     is_frozen = node.ballot is not None and node.ballot[1] not in uids and world.without is not Rule.FREEZE
-    if is_frozen or (_is_over(state, tick.term, node.known) and tick not in _term(state, node.known).path):
+    if is_frozen or (is_over(state, tick.term, node.known) and tick not in find_term(state, node.known).path):
         return
     ballot = None if node.ballot is not None and node.ballot[1] == tick.term else node.ballot
     rows = node.rows | (tick.sees - last.sees)
-    known = tick.term if _is_over(state, node.known, tick.term) else node.known
+    known = tick.term if is_over(state, node.known, tick.term) else node.known
     copied = node._replace(role=Role.BRANCH, term=tick.term, path=(*node.path, tick), rows=rows, ballot=ballot)
     copied = copied._replace(known=known)
-    yield f"{node.name} copies {_short(tick)} from {other.name}", _with(state, copied)
+    yield f"{node.name} copies {short(tick)} from {other.name}", put(state, copied)
 
 
 def _resolved(world: World, state: State, kept: Node, loser: Node) -> tuple[str, State]:
     """An operator keeps one of two rivals; the other's term is over, and what it had is a tail."""
-    common = _common(loser, kept)
+    common = last_common(loser, kept)
     kept_only = tuple(found for found in state.certificates if found.by != loser.term)
     written = Certificate(loser.term, common.sees, frozenset({loser.name}), kept.term)
     certificates = kept_only if world.without is Rule.RESOLVED else (*kept_only, written)
     settled = state._replace(lost=frozenset({loser.term}), certificates=certificates)
-    settled = _with(settled, loser._replace(known=kept.term))
-    return f"an operator keeps {kept.term}", _with(settled, kept._replace(role=Role.ROOT))
+    settled = put(settled, loser._replace(known=kept.term))
+    return f"an operator keeps {kept.term}", put(settled, kept._replace(role=Role.ROOT))
 
 
 # Resurrection
@@ -374,12 +281,12 @@ def _set_aside(world: World, state: State, node: Node) -> Iterator[tuple[str, St
         for row in sorted(_tail(world, node, kept)):
             if row not in held:
                 more = node._replace(role=Role.FENCED, quarantine=node.quarantine | {Held(row)})
-                more = more._replace(known=_newer(state, node, kept))
-                yield f"{node.name} sets {row.event} aside", _with(state, more)
+                more = more._replace(known=newest_of(state, node, kept))
+                yield f"{node.name} sets {row.event} aside", put(state, more)
             elif world.without is Rule.QUARANTINE_KEY and held[row].copies == 1:
                 twice = held[row]._replace(copies=2)
                 again = node._replace(quarantine=node.quarantine - {held[row]} | {twice})
-                yield f"{node.name} sets {row.event} aside again", _with(state, again)
+                yield f"{node.name} sets {row.event} aside again", put(state, again)
         return
 
 
@@ -387,16 +294,16 @@ def _must_yield(world: World, state: State, node: Node, other: Node) -> bool:
     """Whether a node stands beyond a fork and may be taken back below another."""
     if node.role is Role.ROOT or other.role is Role.FENCED:
         return False
-    if _is_rival(state, node.known, other.known):
+    if is_rival(state, node.known, other.known):
         return False
     if other.path[: len(node.path)] == node.path and node.rows == node.path[-1].sees:
         return False
     is_beside = other.term == node.term and other.role is Role.ROOT and len(other.path) >= len(node.path)
-    return _is_over(state, node.term, other.term) or (is_beside and world.without is Rule.ENDED)
+    return is_over(state, node.term, other.term) or (is_beside and world.without is Rule.ENDED)
 
 
 def _tail(world: World, node: Node, kept: Node) -> frozenset[Row]:
-    common = _common(node, kept)
+    common = last_common(node, kept)
     if world.without is Rule.TAIL_COMMON:
         fork = next(tick for tick in reversed(kept.path) if tick.term == common.term)
         seen = {(row.term, row.number) for row in fork.sees}
@@ -411,19 +318,11 @@ def _resurrect(world: World, state: State, node: Node, kept: Node) -> Iterator[t
         return
     tail = _tail(world, node, kept)
     if tail <= {held.row for held in node.quarantine} or world.without is Rule.COUNTS:
-        common = _common(node, kept)
+        common = last_common(node, kept)
         path = node.path[: node.path.index(common) + 1]
         back = node._replace(role=Role.BRANCH, term=common.term, path=path, rows=node.rows - tail)
-        back = back._replace(known=_newer(state, node, kept))
-        yield f"{node.name} is resurrected at {_short(common)} below {kept.name}", _with(state, back)
-
-
-def _newer(state: State, node: Node, other: Node) -> str:
-    return other.known if _is_over(state, node.known, other.known) else node.known
-
-
-def _common(node: Node, other: Node) -> Tick:
-    return next(tick for tick in reversed(node.path) if tick in other.path)
+        back = back._replace(known=newest_of(state, node, kept))
+        yield f"{node.name} is resurrected at {short(common)} below {kept.name}", put(state, back)
 
 
 # Certificates, and publishing again
@@ -440,7 +339,7 @@ def _settle(world: World, state: State) -> Iterator[tuple[str, State]]:
                 yield _amended(world, state, at, node)
     for root in state.nodes:
         for node in state.nodes:
-            if root.role is Role.ROOT and not _is_ended(state, root.term):
+            if root.role is Role.ROOT and not is_ended(state, root.term):
                 for held in sorted(node.quarantine):
                     if not held.is_settled:
                         yield from _republish(world, state, root, node, held)
@@ -448,9 +347,9 @@ def _settle(world: World, state: State) -> Iterator[tuple[str, State]]:
 
 def _is_back(world: World, state: State, node: Node, certificate: Certificate) -> bool:
     """Whether a node has no tail, and knows the end of the term so that it cannot get one any more."""
-    tips = [other for other in state.nodes if not _is_ended(state, other.term)]
+    tips = [other for other in state.nodes if not is_ended(state, other.term)]
     is_on = any(other.path[: len(node.path)] == node.path for other in tips)
-    is_told = _is_over(state, certificate.term, node.known) or world.without is Rule.CERTIFICATE_TOLD
+    is_told = is_over(state, certificate.term, node.known) or world.without is Rule.CERTIFICATE_TOLD
     return node.role is Role.BRANCH and is_on and is_told
 
 
@@ -475,17 +374,17 @@ def _republish(world: World, state: State, root: Node, node: Node, held: Held) -
     """Insert at the root, once by key; then mark the row where it lies."""
     row = held.row
     first = (row.term, row.number) if row.origin is None else row.origin
-    copy = Row(row.event, root.term, _next_number(root), first)
+    copy = Row(row.event, root.term, next_number(root), first)
     key = _key(world, row, first)
     keys = root.keys if world.without is Rule.REPUBLISH_COPIED else _keys(world, root)
     is_known = key in keys or (row in root.rows and world.without is not Rule.REPUBLISH_LOG)
     if state.republications < world.republications and (not is_known or world.without is Rule.REPUBLISH_KEY):
         again = state._replace(republications=state.republications + 1)
         own = root._replace(keys=root.keys | {key} if world.without is Rule.REPUBLISH_COPIED else root.keys)
-        yield f"{root.name} publishes {row.event} of {node.name} again", _committed(again, own, copy)
+        yield f"{root.name} publishes {row.event} of {node.name} again", insert(again, own, copy)
     if is_known:
         marked = node.quarantine - {held} | {held._replace(is_settled=True)}
-        yield f"{node.name} marks {row.event}", _with(state, node._replace(quarantine=marked))
+        yield f"{node.name} marks {row.event}", put(state, node._replace(quarantine=marked))
 
 
 def _key(world: World, row: Row, first: Key) -> object:
@@ -513,7 +412,7 @@ def _fail_over(world: World, state: State, at: int) -> Iterator[tuple[str, State
                 if len(node.path) == furthest or world.without is Rule.BEST:
                     number = (highest // 100 + 1) * 100 + NAMES.index(node.name) + 1
                     chosen = Plan(node.name, number, node.path[-1], node.known)
-                    yield f"operator {at + 1} chooses {node.name} for {uid}", _planned(state, at, chosen)
+                    yield f"operator {at + 1} chooses {node.name} for {uid}", note_plan(state, at, chosen)
         return
     if not any(term.uid == uid for term in state.terms):
         yield from _vote(world, state, at, plan, reach)
@@ -521,24 +420,24 @@ def _fail_over(world: World, state: State, at: int) -> Iterator[tuple[str, State
 
 
 def _known_number(state: State, node: Node) -> int:
-    return max(_term(state, node.known).number, node.ballot[0] if node.ballot else 0)
+    return max(find_term(state, node.known).number, node.ballot[0] if node.ballot else 0)
 
 
 def _vote(world: World, state: State, at: int, plan: Plan, reach: list[Node]) -> Iterator[tuple[str, State]]:
     for node in reach:
-        is_fit = not _is_further(node, plan.fork) or world.without in (Rule.FORK, Rule.BEST)
+        is_fit = not goes_past(node, plan.fork) or world.without in (Rule.FORK, Rule.BEST)
         is_free = node.ballot is None or node.ballot[0] < plan.number
-        is_news = node.known != plan.known and not _is_over(state, node.known, plan.known)
+        is_news = node.known != plan.known and not is_over(state, node.known, plan.known)
         if world.without is Rule.BALLOT_TERM:
-            is_news = _term(state, node.known).number // 100 >= plan.number // 100
+            is_news = find_term(state, node.known).number // 100 >= plan.number // 100
         if node.name not in plan.asked and is_fit and is_free and not is_news:
-            asked = _planned(state, at, plan._replace(asked=plan.asked | {node.name}))
+            asked = note_plan(state, at, plan._replace(asked=plan.asked | {node.name}))
             voted = node._replace(ballot=(plan.number, f"u{at + 1}"))
-            yield f"operator {at + 1} opens ballot {plan.number} at {node.name}", _with(asked, voted)
+            yield f"operator {at + 1} opens ballot {plan.number} at {node.name}", put(asked, voted)
 
 
 def _promote(world: World, state: State, at: int, plan: Plan, reach: list[Node]) -> Iterator[tuple[str, State]]:
-    node, uid = _node(state, plan.candidate), f"u{at + 1}"
+    node, uid = find_node(state, plan.candidate), f"u{at + 1}"
     needed = {plan.candidate} if world.without is Rule.BALLOT_ALL else {other.name for other in reach}
     has_ballot = node.ballot == (plan.number, uid) or world.without is Rule.BALLOT_OPEN
     is_there = node.path[-1] == plan.fork or world.without is Rule.FORK
@@ -546,40 +445,35 @@ def _promote(world: World, state: State, at: int, plan: Plan, reach: list[Node])
         return
     if node.rows != node.path[-1].sees and world.without is not Rule.DIRTY:
         return
-    fork, parent = node.path[-1], _term(state, node.term if world.without is Rule.NEWEST else node.known)
+    fork, parent = node.path[-1], find_term(state, node.term if world.without is Rule.NEWEST else node.known)
     is_beside = node.term != parent.uid and fork not in parent.path
     if is_beside and world.without is not Rule.ON_PATH:
         return
     path = (*node.path, Tick(uid, len(node.path) + 1, fork.sees))
     root = node._replace(role=Role.ROOT, term=uid, known=uid, ballot=None, path=path)
-    better = [other.name for other in reach if _is_further(other, fork)]
-    alarm = f"{better[0]} was in reach and further than {_short(fork)}" if better else None
+    better = [other.name for other in reach if goes_past(other, fork)]
+    alarm = f"{better[0]} was in reach and further than {short(fork)}" if better else None
     if node.known != parent.uid:
         alarm = f"{node.name} knows of {node.known}, and opens {uid} beside it"
     if is_beside:
-        alarm = f"{uid} forks at {_short(fork)}, which is not on the path of {parent.uid}"
+        alarm = f"{uid} forks at {short(fork)}, which is not on the path of {parent.uid}"
     opened = state._replace(
         terms=(*state.terms, Term(uid, plan.number, node.name, path, parent.uid)),
         certificates=tuple(_certify(world, state, at, node, parent)),
         alarm=alarm,
     )
-    yield f"{node.name} is promoted after {_short(fork)}: term {uid}", _with(opened, root)
-
-
-def _is_further(node: Node, fork: Tick) -> bool:
-    """Whether a node has a tick of the fork's term after the fork."""
-    return fork in node.path and any(tick.term == fork.term for tick in node.path[node.path.index(fork) + 1 :])
+    yield f"{node.name} is promoted after {short(fork)}: term {uid}", put(opened, root)
 
 
 def _certify(world: World, state: State, at: int, node: Node, parent: Term) -> Iterator[Certificate]:
     """Write what may be lost of each term that ends here, in place of what those terms had written."""
     fork, cut = node.path[-1].sees, [parent.uid]
     while cut[-1] != node.term and world.without is not Rule.CERTIFICATE_EACH:
-        cut.append(_term(state, cut[-1]).parent or node.term)
+        cut.append(find_term(state, cut[-1]).parent or node.term)
     yield from (found for found in state.certificates if found.term not in cut or found.by not in cut)
     beside = {other.name for other in state.nodes if other.path[-1] not in node.path}
     left_out = set(NAMES) - set(world.operators[at])
-    waits = {_term(state, uid).node for uid in cut}
+    waits = {find_term(state, uid).node for uid in cut}
     waits |= left_out if world.without is not Rule.CERTIFICATE_ALL else set()
     waits |= beside - left_out if world.without is not Rule.CERTIFICATE_BESIDE else set()
     for uid in cut:
@@ -599,13 +493,13 @@ def _read(world: World, state: State) -> Iterator[tuple[str, State]]:
             tick = node.path[size]
             seen = leaf.seen | (tick.sees - leaf.path[-1].sees)
             read = leaf._replace(path=(*leaf.path, tick), seen=seen)
-            yield f"L reads {_short(tick)} from {node.name}", state._replace(leaf=read)
-        elif leaf.path[: len(node.path)] != node.path and _is_over(state, leaf.path[-1].term, node.term):
+            yield f"L reads {short(tick)} from {node.name}", state._replace(leaf=read)
+        elif leaf.path[: len(node.path)] != node.path and is_over(state, leaf.path[-1].term, node.term):
             common = next(tick for tick in reversed(leaf.path) if tick in node.path)
             beyond = leaf.path[-1].sees - common.sees
             phantoms = leaf.phantoms if world.without is Rule.PHANTOMS else leaf.phantoms | beyond
             back = leaf._replace(path=leaf.path[: leaf.path.index(common) + 1], phantoms=phantoms)
-            yield f"L is set back to {_short(common)} by {node.name}", state._replace(leaf=back)
+            yield f"L is set back to {short(common)} by {node.name}", state._replace(leaf=back)
 
 
 # What must hold
@@ -619,8 +513,8 @@ def violated(world: World, state: State) -> str | None:
         if len({row.event for row in node.rows}) < len(node.rows):
             return f"{node.name} holds an event twice"
         if node.role is Role.BRANCH and node.rows != node.path[-1].sees:
-            return f"{node.name} does not hold what {_short(node.path[-1])} sees"
-    tips = [term for term in state.terms if not _is_ended(state, term.uid)]
+            return f"{node.name} does not hold what {short(node.path[-1])} sees"
+    tips = [term for term in state.terms if not is_ended(state, term.uid)]
     if len(tips) > 1 and not world.is_partitioned:
         return f"{tips[0].uid} and {tips[1].uid} are in conflict"
     for row in state.committed:
@@ -630,68 +524,16 @@ def violated(world: World, state: State) -> str | None:
         lost = [row for row in state.committed if row.term == certificate.term and row not in certificate.fork]
         if certificate.is_closed and certificate.number != len(lost):
             return f"the certificate of {certificate.term} says {certificate.number}, the truth is {len(lost)}"
-    return _unrecorded(state.leaf)
+    return unrecorded(state.leaf)
 
 
 def _is_safe(state: State, row: Row) -> bool:
     """Whether a row is in a log that goes on, in quarantine, or in the set of an open certificate."""
     return (
-        any(row in node.rows and not _is_ended(state, node.term) for node in state.nodes)
+        any(row in node.rows and not is_ended(state, node.term) for node in state.nodes)
         or any(held.row == row and not held.is_settled for node in state.nodes for held in node.quarantine)
         or any(
             not certificate.is_closed and certificate.term == row.term and row not in certificate.fork
             for certificate in state.certificates
         )
     )
-
-
-def _unrecorded(leaf: Leaf) -> str | None:
-    beside = leaf.seen - leaf.path[-1].sees - leaf.phantoms
-    if beside:
-        return f"L has seen {min(beside).event}, which is not on its path, and no record says so"
-    skipped = leaf.path[-1].sees - leaf.seen
-    return f"L has skipped {min(skipped).event}" if skipped else None
-
-
-def _is_ended(state: State, uid: str) -> bool:
-    return uid in state.lost or any(term.parent == uid for term in state.terms)
-
-
-def _is_over(state: State, uid: str, by: str) -> bool:
-    """Whether a term was ended by one that another node knows."""
-    return by in _below(state.terms, uid) or (uid in state.lost and uid != by and by not in state.lost)
-
-
-def _is_rival(state: State, uid: str, other: str) -> bool:
-    is_ordered = other in _below(state.terms, uid) or uid in _below(state.terms, other)
-    return uid != other and not is_ordered and not {uid, other} & state.lost
-
-
-@cache
-def _below(terms: tuple[Term, ...], uid: str) -> frozenset[str]:
-    """List the terms whose path goes through the end of this one."""
-    found = {uid}
-    for term in terms:
-        if term.parent in found:
-            found.add(term.uid)
-    return frozenset(found - {uid})
-
-
-def _term(state: State, uid: str) -> Term:
-    return next(term for term in state.terms if term.uid == uid)
-
-
-def _planned(state: State, at: int, plan: Plan) -> State:
-    return state._replace(plans=(*state.plans[:at], plan, *state.plans[at + 1 :]))
-
-
-def _node(state: State, name: str) -> Node:
-    return state.nodes[NAMES.index(name)]
-
-
-def _with(state: State, node: Node) -> State:
-    return state._replace(nodes=tuple(node if node.name == other.name else other for other in state.nodes))
-
-
-def _short(tick: Tick) -> str:
-    return f"{tick.term}/{tick.number}"
