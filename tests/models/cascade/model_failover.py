@@ -88,7 +88,7 @@ class Rule(StrEnum):
     REPUBLISH_KEY = "the new root knows by key what was published again"
     REPUBLISH_COPIED = "these keys are copied with the log"
     REPUBLISH_ORIGIN = "a row that was published again keeps its first key"
-    REPUBLISH_LOG = "what is in the log itself is not published again"
+    REPUBLISH_LOG = "what is in the log under its first key is not published again"
     REPUBLISH_DIGEST = "the key tells apart two events of one number"
     PHANTOMS = "a leaf that is set back records what it had seen"
 
@@ -126,6 +126,9 @@ WORLDS = (PLAIN, OPERATORS, LEFT_OUT, PARTITION, REWIND, REWIND_OUT, AGAIN)
 DEEPER = (
     APART,
     World(name="left out, with a leaf", inserts=2, operators=("B",), has_leaf=True, republications=1),
+    World(name="two operators apart, 2 events", inserts=2, operators=("B", "C"), is_partitioned=True),
+    World(name="two failovers, the second alone", operators=("BC", "C"), is_partitioned=True, republications=3),
+    World(name="rewound, and published again", inserts=2, rewinds=1, republications=2),
 )
 
 CAUGHT_IN = dict.fromkeys(Rule, PLAIN) | {
@@ -377,7 +380,7 @@ def _republish(world: World, state: State, root: Node, node: Node, held: Held) -
     copy = Row(row.event, root.term, next_number(root), first)
     key = _key(world, row, first)
     keys = root.keys if world.without is Rule.REPUBLISH_COPIED else _keys(world, root)
-    is_known = key in keys or (row in root.rows and world.without is not Rule.REPUBLISH_LOG)
+    is_known = key in keys or (Row(row.event, *first) in root.rows and world.without is not Rule.REPUBLISH_LOG)
     if state.republications < world.republications and (not is_known or world.without is Rule.REPUBLISH_KEY):
         again = state._replace(republications=state.republications + 1)
         own = root._replace(keys=root.keys | {key} if world.without is Rule.REPUBLISH_COPIED else root.keys)
