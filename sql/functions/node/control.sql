@@ -57,9 +57,9 @@ begin
         when 'cascade.certificate' then
             perform cascade_internal.learn_certificate((apply_control.queue).queue_id, apply_control.payload);
         when 'cascade.republished' then
-            insert into cascade_internal.republished (queue_id, term_uid, id, new_id)
+            insert into cascade_internal.republished (queue_id, term_uid, id, digest, new_id)
             values ((apply_control.queue).queue_id, (apply_control.payload->>'term_uid')::uuid, (apply_control.payload->>'id')::bigint,
-                    (apply_control.payload->>'new_id')::bigint)
+                    apply_control.payload->>'digest', (apply_control.payload->>'new_id')::bigint)
             on conflict on constraint republished_pkey do nothing;
         when 'cascade.topology' then
             perform cascade_internal.learn_document((apply_control.queue).queue_id, (apply_control.payload->>'revision')::bigint,
