@@ -7,10 +7,16 @@ from types import ModuleType
 
 import pytest
 
-from tests.models.cascade import model_copier, model_join, model_watermark
+from tests.models.cascade import model_copier, model_failover, model_join, model_switchover, model_watermark
 
 PAGE = Path(__file__).parents[3] / "docs" / "explain" / "model.md"
-MODELS = {"join": model_join, "watermark": model_watermark, "copier": model_copier}
+MODELS = {
+    "join": model_join,
+    "watermark": model_watermark,
+    "copier": model_copier,
+    "switchover": model_switchover,
+    "failover": model_failover,
+}
 DEEPER = [
     pytest.param(model, world, id=f"{name}: {world.name}") for name, model in MODELS.items() for world in model.DEEPER
 ]
