@@ -137,6 +137,18 @@ def test_a_node_beyond_the_end_of_its_term_is_not_promoted(nodes: Nodes) -> None
         fail_over(s3)
 
 
+def test_terms_that_several_nodes_told_are_learned_at_once(nodes: Nodes) -> None:
+    s1, s2, s3 = lost(nodes, 3)
+    fail_over(s2)
+    known = [*s1.describe()["terms"], *s2.describe()["terms"]]
+    given_up = {**known[-1], "voided_by": known[0]["uid"]}
+    found = s3.value("select cascade.exchange_terms('q', %s)", Jsonb([given_up, *known]))["terms"]
+    assert [(term["uid"], term["voided_by"]) for term in found] == [
+        (known[0]["uid"], None),
+        (known[-1]["uid"], known[0]["uid"]),
+    ]
+
+
 def test_a_leaf_and_a_dirty_branch_are_not_promoted(nodes: Nodes) -> None:
     _s1, s2 = lost(nodes)
     leaf = nodes.add("s3", s2, role="leaf")
