@@ -1,4 +1,4 @@
-"""A topology as a tree of text and as Mermaid; svg.py draws it.
+"""A topology as a tree of text and as Mermaid; svg.py draws it, and show_plan.py shows plans.
 
 What is known about a node besides, such as its lag, is passed as notes: name -> texts, in columns.
 """

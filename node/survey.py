@@ -1,0 +1,138 @@
+"""Survey: what every database of a set says of its node, for planning; and links to them, for acting.
+
+Everybody is asked at once, and nobody can keep the others waiting: who does not answer in time is silent.  Members
+that the file does not have are asked where they told the others to be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, LiteralString, Self
+
+import psycopg
+
+from cascade.db import AsyncConnection, connect, translated
+from cascade.errors import (
+    CascadeError,
+    MemberNotFoundError,
+    NodeNotFoundError,
+    QueueNotFoundError,
+    SchemaError,
+    TransientError,
+)
+from cascade.node.enroll import dsn_of
+from cascade.node.home import Home
+from cascade.topology import Topology, expand
+from cascade.topology.observe import Answer, Observed, View
+
+DESCRIBE_SET: LiteralString = "select cascade.describe_set(%s)"
+
+
+async def survey(topology: Topology, set_name: str, *, timeout_s: float = 5.0) -> Observed:
+    """Ask every database of a set, and every member that only the databases know."""
+    nodes = topology.sets[set_name].nodes.values()
+    answers = await _ask_all({node.name: dsn_of(topology, node.database) for node in nodes}, set_name, timeout_s)
+    known = Observed.build(set_name, answers)
+    others = {name: known_address(known, name) for name in known.members if name not in answers}
+    live = {name: dsn for name, dsn in others.items() if dsn and known.members[name].state == "live"}
+    more = await _ask_all(live, set_name, timeout_s)
+    return Observed.build(set_name, {**answers, **more}) if more else known
+
+
+async def _ask_all(addresses: Mapping[str, str], set_name: str, timeout_s: float) -> dict[str, Answer]:
+    answers = await asyncio.gather(*(_ask(dsn, set_name, timeout_s) for dsn in addresses.values()))
+    return dict(zip(addresses, answers, strict=True))
+
+
+async def _ask(dsn: str, set_name: str, timeout_s: float) -> Answer:
+    """Return what a database says, None when it has no node of the set, or why it does not answer."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            conn = await connect(dsn, service=f"{set_name}/survey")
+            try:
+                with translated():
+                    row: Any = await (await conn.execute(DESCRIBE_SET, (set_name,))).fetchone()
+            finally:
+                conn.pgconn.finish()
+    except TimeoutError:
+        return f"no answer within {timeout_s:g} s"
+    except (NodeNotFoundError, QueueNotFoundError, SchemaError):
+        return None
+    except (CascadeError, psycopg.Error, OSError) as error:
+        return str(error.args[0] if error.args else error).splitlines()[0]
+    found: Mapping[str, Any] = row[0]
+    return found
+
+
+def known_address(observed: Observed, node: str) -> str | None:
+    """Return where a member told the others to be, variables replaced; None where that cannot be known."""
+    dsn = observed.members[node].location.get("dsn")
+    try:
+        return expand(dsn, os.environ) if dsn else None
+    except CascadeError:
+        return None
+
+
+class Links:
+    """Connections to the nodes of a set, opened when first used and kept; each is used by one task at a time."""
+
+    def __init__(self, topology: Topology, observed: Observed, *, timeout_s: float = 15.0) -> None:
+        self.topology, self.set, self.timeout_s = topology, observed.set, timeout_s
+        self._known = observed
+        self._open: dict[str, AsyncConnection] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for conn in self._open.values():
+            conn.pgconn.finish()
+
+    def address(self, node: str) -> str:
+        """Return how to reach a node: as the file has it, else as it told the others."""
+        nodes = self.topology.sets[self.set].nodes
+        if node in nodes:
+            return dsn_of(self.topology, nodes[node].database)
+        dsn = known_address(self._known, node) if node in self._known.members else None
+        if dsn is None:
+            raise MemberNotFoundError(
+                f"set {self.set}: it is not known where node {node} is", hint="Name it in the file."
+            )
+        return dsn
+
+    def home(self, node: str) -> Home:
+        """Return a node's home, for what its daemon does too."""
+        return Home(set=self.set, dsn=self.address(node), topology=lambda: self.topology, link_timeout_s=self.timeout_s)
+
+    async def connection(self, node: str) -> AsyncConnection:
+        """Return the connection to a node; one that broke is opened anew."""
+        conn = self._open.get(node)
+        if conn is None or conn.closed or conn.broken:
+            conn = self._open[node] = await connect(self.address(node), service=f"{self.set}/operator")
+        return conn
+
+    async def call(self, node: str, query: LiteralString, *arguments: object, timeout_s: float | None = None) -> Any:
+        """Run a statement that returns one value; a node that does not answer in time is given up."""
+        limit_s = timeout_s or self.timeout_s
+        conn = await self.connection(node)
+        try:
+            async with asyncio.timeout(limit_s):
+                with translated():
+                    row = await (await conn.execute(query, arguments)).fetchone()
+        except TimeoutError:
+            conn.pgconn.finish()
+            raise TransientError(f"node {node} gave no answer within {limit_s:g} s") from None
+        return row[0] if row else None
+
+    async def view(self, node: str) -> View:
+        """Ask a node how it is now."""
+        return View.parse(await self.call(node, DESCRIBE_SET, self.set))
+
+    async def warm_up(self, nodes: list[str]) -> None:
+        """Open connections before they are needed in a hurry."""
+        await asyncio.gather(*(self.connection(node) for node in nodes))

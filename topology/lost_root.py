@@ -1,0 +1,208 @@
+"""A lost root: the choice of its successor, what may be lost, and the steps, if the operator's words cover them.
+
+A failover is refused unless what is not known was accepted: the dead root is named, carriers that do not
+answer are accepted one by one, the fork is repeated, and an old root out of reach is fenced somehow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cascade.topology.conditions import Condition
+from cascade.topology.decision import Loss
+from cascade.topology.model import Set
+from cascade.topology.observe import Ballot, Observed, View
+from cascade.topology.sketch import Sketch
+from cascade.topology.steps import CatchUp, CloseBallots, OpenBallots, Promote
+from cascade.topology.terms import TERM_SPAN, Tick, left_at
+
+#: Answers that keep a node from being promoted: it has something of its own, or is none of the set's.
+UNFIT = ("dropped", "dirty", "conflict", "diverged")
+
+
+def carriers(observed: Observed) -> list[View]:
+    """Return the branches that could be promoted, the most advanced first.
+
+    Where the root's database lost its tail, those come first that it refused: they have the tail.  If there is
+    none, that root can go on by itself, in a new term.
+    """
+    found = [view for view in observed.views.values() if view.is_carrier and not view.role.is_root]
+    found = [view for view in found if not view.is_dirty and view.answer not in UNFIT]
+    found = [view for view in found if left_at(view.tick, observed.terms, observed.tip) is None]
+    if observed.root is not None and observed.root.is_rewound:
+        found = [observed.root, *found]
+    return sorted(found, key=lambda view: _advance(view, observed), reverse=True)
+
+
+def _advance(view: View, observed: Observed) -> tuple[bool, int]:
+    """Return how far a carrier has come, for comparing them."""
+    has_tail = observed.root is not None and observed.root.is_rewound and view.answer == "rewound"
+    return has_tail, view.tick.tick_id
+
+
+def choose_successor(wanted: Set, observed: Observed, dead: str) -> str | None:
+    """Return who should follow a lost root: the most advanced carrier; a handler, which no root runs, counts against.
+
+    A root that only may have lost its tail follows itself, if nobody has more.  None when there is nobody.
+    """
+    best = carriers(observed)
+    if best and best[0].is_rewound:
+        return best[0].node
+    found = [view for view in best if view.node not in (dead, observed.tip.node) and view.node in wanted.nodes]
+    order = list(wanted.nodes)
+
+    def rank(view: View) -> tuple[bool, tuple[bool, int], bool, int]:
+        node = wanted.nodes[view.node]
+        return node.handler is None, _advance(view, observed), node.provider == dead, -order.index(view.node)
+
+    chosen = max(found, key=rank, default=None)
+    return chosen.node if chosen else None
+
+
+def unfit(sketch: Sketch, target: str) -> tuple[str, str] | None:
+    """Return why a node cannot become the root and what would help; None when it can."""
+    view, name = sketch.observed.views.get(target), sketch.wanted.name
+    if view is None and target in sketch.observed.silent:
+        return sketch.reason(target), "name a node that answers"
+    if view is None:
+        return "it does not exist yet", "make it a branch first, and wait until it has come up"
+    if not view.is_carrier:
+        return "it is a leaf and keeps no queue", "name a branch"
+    if view.is_rewound and target == sketch.observed.tip.node:
+        best = carriers(sketch.observed)[0]
+        return None if best is view else (f"{best.node} has what its database lost", f"name {best.node}")
+    if view.role.is_root:
+        return "it was the root before and is not back yet", f"cascade resurrect {name} {target}"
+    member = sketch.observed.members.get(target)
+    if member is not None and member.state != "live":
+        return f"the set has it as {member.state}", f"cascade node add {name} {target}"
+    if view.is_dirty or view.answer in UNFIT or left_at(view.tick, sketch.observed.terms, sketch.observed.tip):
+        return f"it has something of its own: {view.answer_detail or view.answer or 'a tail'}", "resurrect it first"
+    if view.state == "paused":
+        return "it is paused", f"cascade node resume {name} {target}"
+    return None
+
+
+def fail_over(sketch: Sketch) -> bool:
+    """Plan a failover; the refusals say what has to be accepted."""
+    target, tip = sketch.wanted.root.name, sketch.observed.tip
+    sketch.kind, sketch.pause_s = "failover", None
+    if why := unfit(sketch, target):
+        sketch.refuse(f"{target} cannot become the root: {why[0]}", why[1])
+        return False
+    best = carriers(sketch.observed)[0]
+    if best.tick.term_uid != tip.uid:
+        fact = f"nobody who answers has anything of the term {tip.uid} of {tip.node}"
+        sketch.refuse(fact, f"bring {tip.node} back, or a node that copied from it")
+        return False
+    if is_hindered_by_a_ballot(sketch, target):
+        return False
+    sketch.fork = best.tick
+    sketch.loss = loss_at(best.tick, sketch.observed)
+    for fact, remedy in not_accepted(sketch, best):
+        sketch.refuse(fact, remedy)
+    promotion(sketch, sketch.observed.views[target], best)
+    return True
+
+
+def not_accepted(sketch: Sketch, best: View) -> Iterator[tuple[str, str]]:
+    """Yield what the operator has to accept before this failover, and has not."""
+    request, observed, root = sketch.request, sketch.observed, sketch.observed.tip.node
+    if root not in request.dead:
+        yield f"the root {root} is lost: {lost_because(sketch)}", f"--dead {root} if so"
+    for name in sorted(request.without & set(observed.views)):
+        yield f"{name} answers", f"--without {name} is for carriers that do not"
+    for name in unreachable(sketch):
+        told = observed.heard_of(name)
+        where = "nothing is known of it" if told is None else f"it was last heard of at tick {told}"
+        yield (
+            f"{name} does not answer and may be further on than tick {best.tick.tick_id}: {where}",
+            f"--without {name}",
+        )
+    if root not in observed.views and not (request.fenced_by or "").strip():
+        yield f"{root} cannot be reached and may still take inserts", '--fenced-by "how it is kept from that"'
+    assert sketch.loss is not None, "a failover states its loss"
+    if not sketch.loss.is_closed and request.allow_loss != sketch.loss.fork:
+        said = "" if request.allow_loss is None else f", not {request.allow_loss}"
+        yield f"what came after tick {sketch.loss.fork}{said} may be lost", f"--allow-loss {sketch.loss.fork}"
+
+
+def lost_because(sketch: Sketch) -> str:
+    """Return why the root is held to be lost."""
+    root = sketch.observed.root
+    if root is None:
+        return sketch.reason(sketch.observed.tip.node)
+    return root.fence.detail if root.fence else "its database no longer knows its own term"
+
+
+def unreachable(sketch: Sketch) -> list[str]:
+    """Return the carriers, the dead root aside, that could not be asked and were not accepted as such."""
+    observed, accepted = sketch.observed, sketch.request.without | sketch.request.dead | {sketch.observed.tip.node}
+    live = [member for member in observed.members.values() if member.state == "live" and member.is_carrier]
+    return sorted(member.node for member in live if member.node not in observed.views and member.node not in accepted)
+
+
+def promotion(sketch: Sketch, target: View, best: View) -> None:
+    """Plan the promotion of a branch at the best tick."""
+    fork = best.tick
+    if target.tick.tick_id < fork.tick_id:
+        before = Condition.of(target, "role", "term_uid", "generation")
+        step = CatchUp(node=target.node, provider=best.node, tick_id=fork.tick_id, before=(before,))
+        sketch.steps.append(step)
+        sketch.providers[target.node] = best.node
+    number = sketch.observed.next_hundred * 100 + target.node_no
+    if mine := next((b for b in open_ballots(sketch.observed) if b.candidate == target.node), None):
+        sketch.uid, number = mine.uid, mine.number
+    asked = tuple(sorted(view.node for view in sketch.observed.views.values() if view.is_carrier))
+    sketch.steps.append(OpenBallots(node=target.node, nodes=asked, number=number, uid=sketch.uid))
+    cause = "rewind" if target.is_rewound else "failover"
+    before = Condition(node=target.node, role=str(target.role), term_uid=fork.term_uid, tick_id=fork.tick_id)
+    sketch.steps.append(
+        Promote(node=target.node, uid=sketch.uid, number=number, cause=cause, fork=fork.row, before=(before,))
+    )
+    sketch.steps.append(CloseBallots(node=target.node, nodes=asked, number=number, uid=sketch.uid))
+    sketch.providers |= {target.node: None}
+
+
+def open_ballots(observed: Observed) -> list[Ballot]:
+    """Return the promotions that were announced and have not come about."""
+    held = {ballot for view in observed.views.values() for ballot in view.ballots}
+    return sorted(ballot for ballot in held if ballot.uid not in observed.terms)
+
+
+def close_old_ballots(sketch: Sketch) -> None:
+    """Plan to end announcements of promotions that have come about, and of one that the operator gives up."""
+    views = sketch.observed.views.values()
+    for ballot in sorted({ballot for view in views for ballot in view.ballots}):
+        if ballot.uid in sketch.observed.terms or ballot.uid == sketch.request.over_ballot:
+            nodes = sorted((view.node for view in views if ballot in view.ballots), key=lambda n: n != ballot.candidate)
+            step = CloseBallots(node=nodes[0], nodes=tuple(nodes), number=ballot.number, uid=ballot.uid)
+            sketch.steps.append(step)
+
+
+def is_hindered_by_a_ballot(sketch: Sketch, target: str) -> bool:
+    """Refuse while another node is being promoted."""
+    others = [b for b in open_ballots(sketch.observed) if b.candidate != target and b.uid != sketch.request.over_ballot]
+    for ballot in others:
+        fact = f"the promotion of {ballot.candidate} to term {ballot.number} was announced and has not come about"
+        sketch.refuse(fact, f"finish it with --to {ballot.candidate}, or give it up: --over-ballot {ballot.uid}")
+    return bool(others)
+
+
+def loss_at(fork: Tick, observed: Observed) -> Loss:
+    """Return what may be lost if everything after a tick is: counted as far as anybody knows, and no further."""
+    number = fork.tick_id // TERM_SPAN
+    rows = {view.node: view.tick for view in observed.views.values() if view.tick.term_uid == fork.term_uid}
+    counted = max([fork, *rows.values()], key=lambda tick: tick.tick_id)
+    heard = {name: observed.heard_of(name) or 0 for name in {*observed.members, *observed.views}}
+    told = [view.highest_told or 0 for view in observed.views.values()]
+    ids = [tick_id for tick_id in (*heard.values(), *told) if tick_id // TERM_SPAN == number]
+    closed = any(v.handover and v.handover.closing_tick == fork.tick_id for v in observed.views.values())
+    return Loss(
+        fork=fork.tick_id,
+        at_most=max(0, counted.event_seq - fork.event_seq),
+        counted_to=counted.tick_id,
+        highest_known=max([fork.tick_id, counted.tick_id, *ids]),
+        known_by=tuple(sorted(name for name, tick_id in heard.items() if tick_id > fork.tick_id)),
+        is_closed=closed,
+    )
