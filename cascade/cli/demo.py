@@ -39,9 +39,10 @@ from cascade.consumer import Batch, Stream
 from cascade.dev import Cluster
 from cascade.errors import BatchLostError, QueueExistsError
 from cascade.event import Message
+from cascade.node.assess import NodeStatus, assess
 from cascade.node.enroll import dsn_of, location_of
 from cascade.node.handler import STORE_TABLE
-from cascade.node.observe import NodeStatus, assess, observe
+from cascade.node.observe import observe
 from cascade.sql import migrate
 from cascade.topology import Database, Node, Role, Set, Topology, dump
 
