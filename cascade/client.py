@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Iterable, Mapping
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, Generic, LiteralString, Self, TypeVar, cast
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
 from cascade import producer
@@ -17,14 +19,18 @@ from cascade.codec import Codec, JsonCodec
 from cascade.consumer import Batch, Stream, read_batch
 from cascade.db import AsyncConnection, translated
 from cascade.db import connect as open_connection
-from cascade.errors import ConfigError
+from cascade.errors import ConfigError, FencedError, TransientError
 from cascade.event import Message
+from cascade.follow import FOLLOW_S, Chase, Trail, explained, parameters, unreachable
 from cascade.names import EventId, QueueName, TickId, queue_name
 
 T = TypeVar("T")
+R = TypeVar("R")
+log = logging.getLogger("cascade.client")
 
 #: How long a worker keeps a batch without renewing it; streams renew it thrice in that time.
 LEASE = timedelta(seconds=20)
+IN_TRANSACTION = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 
 class Client:
@@ -33,12 +39,23 @@ class Client:
     A client made from a connection that the caller already has works inside the caller's
     transaction and never closes it.  One made from a DSN opens a new connection when the old
     one is lost; the call that met the loss raises TransientError, as its outcome is unknown.
+
+    Publishing follows the root of a set for up to `follow_s` per call (0: not at all), on further
+    connections; `databases` are DSNs of your own for the databases of the topology, by name.
     """
 
-    def __init__(self, target: str | AsyncConnection) -> None:
+    def __init__(
+        self,
+        target: str | AsyncConnection,
+        *,
+        follow_s: float = FOLLOW_S,
+        databases: Mapping[str, str] | None = None,
+    ) -> None:
         self.dsn = target if isinstance(target, str) else None
         self._conn = None if isinstance(target, str) else target
         self._opening = asyncio.Lock()
+        self._trail = Trail(self.dsn, follow_s=follow_s, databases=databases)
+        self._roots: dict[str, AsyncConnection] = {}
 
     async def __aenter__(self) -> Self:
         await self.connection()
@@ -48,7 +65,9 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection, if the client opened it."""
+        """Close the connections that the client opened."""
+        for conn in self._roots.values():
+            await conn.close()
         if self.dsn is not None and self._conn is not None:
             await self._conn.close()
 
@@ -60,7 +79,49 @@ class Client:
         async with self._opening:
             if self._conn is None or self._conn.closed:
                 self._conn = await open_connection(self.dsn, service="client")
+                self._trail.own = parameters(self._conn)
             return self._conn
+
+    async def at_root(
+        self, queue: QueueName, send: Callable[[AsyncConnection], Awaitable[R]], *, follow: bool = True
+    ) -> R:
+        """Run a statement at the root of a queue, wherever that goes.
+
+        It is sent again only after an answer that refused it, or when it could not be sent at all.
+        """
+        chase = self._trail.chase()
+        while True:
+            conn = await self._producing(queue, chase)
+            try:
+                with translated():
+                    return await send(conn)
+            except FencedError as error:
+                if not follow:
+                    raise
+                if self.dsn is None or (conn is self._conn and await _is_in_transaction(conn)):
+                    reason = "It was in a transaction of this database, which the client cannot carry elsewhere."
+                    raise explained(error, reason) from error
+                delay_s = chase.wait_s(error)
+                self._trail.learn(queue, error)
+                log.info("queue %s: %s; again in %.2f s", queue, error.args[0], delay_s)
+                await asyncio.sleep(delay_s)
+
+    async def _producing(self, queue: QueueName, chase: Chase) -> AsyncConnection:
+        """Return the connection on which to publish: the caller's transaction, the root, or home."""
+        route = self._trail.route(queue)
+        if route is None or (self._conn is not None and await _is_in_transaction(self._conn)):
+            return await self.connection()
+        try:
+            async with self._opening:
+                found = self._roots.get(route.dsn)
+                if found is None or found.closed:
+                    found = self._roots[route.dsn] = await open_connection(route.dsn, service="client")
+                return found
+        except TransientError as error:
+            self._trail.forget(queue)
+            if chase.is_on:
+                await asyncio.sleep(chase.wait_after_loss_s(unreachable(route, error)))
+        return await self.connection()
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
@@ -109,34 +170,42 @@ class Queue(Generic[T]):
         headers: Mapping[str, Any] | None = None,
         id: EventId | None = None,
     ) -> EventId:
-        """Insert one event and return its id; `id` uses one from `reserve_id`."""
+        """Insert one event and return its id; `id` uses one from `reserve_id`, where that was reserved."""
         message = Message(payload, type, key, headers)
         arguments = producer.post_arguments(self.name, self._codec, message, id)
-        with translated():
-            cur = await (await self._client.connection()).execute(producer.POST, arguments)
-            row = await cur.fetchone()
-        assert row is not None
-        return cast(EventId, row[0])
+
+        async def send(conn: AsyncConnection) -> EventId:
+            row = await (await conn.execute(producer.POST, arguments)).fetchone()
+            assert row is not None
+            return cast(EventId, row[0])
+
+        return await self._client.at_root(self.name, send, follow=id is None)
 
     async def publish_many(self, events: Iterable[T | Message[T]]) -> int:
         """Insert many events, all or none, and return how many: by COPY unless they are few."""
         items = list(events)
-        conn = await self._client.connection()
         table = producer.table(self.name)
-        with translated():
-            if not items:
-                return 0
+
+        async def send(conn: AsyncConnection) -> int:
             if len(items) <= producer.INSERT_MOST:
                 await conn.execute(producer.INSERT.format(table), producer.columns(self._codec, items))
                 return len(items)
             async with conn.cursor() as cur, cur.copy(producer.COPY.format(table)) as copy:
                 for block in producer.copy_blocks(self._codec, items):
                     await copy.write(block)
-        return len(items)
+            return len(items)
+
+        return await self._client.at_root(self.name, send) if items else 0
 
     async def reserve_id(self) -> EventId:
         """Return the id of an event to come, to be passed to `publish` once."""
-        return cast(EventId, await self._client.call("select cascade.reserve_id(%s)", self.name))
+
+        async def send(conn: AsyncConnection) -> EventId:
+            row = await (await conn.execute(producer.RESERVE, (self.name,))).fetchone()
+            assert row is not None
+            return cast(EventId, row[0])
+
+        return await self._client.at_root(self.name, send)
 
     async def tick(self) -> TickId:
         """Make a tick now; operators only, and seldom needed: the ticker does it."""
@@ -210,8 +279,8 @@ class Queue(Generic[T]):
 class Connecting:
     """What `connect` returns: await it, or enter it with `async with`."""
 
-    def __init__(self, target: str | AsyncConnection) -> None:
-        self._client = Client(target)
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
     def __await__(self) -> Generator[Any, None, Client]:
         return self._client.__aenter__().__await__()
@@ -223,13 +292,26 @@ class Connecting:
         await self._client.close()
 
 
-def connect(target: str | psycopg.AsyncConnection[Any]) -> Connecting:
+def connect(
+    target: str | psycopg.AsyncConnection[Any],
+    *,
+    follow_s: float = FOLLOW_S,
+    databases: Mapping[str, str] | None = None,
+) -> Connecting:
     """Connect to a database by its DSN, or wrap a connection that the caller has.
 
     async with cascade.connect("service=shop") as client: ...
     client = await cascade.connect(my_connection)
     """
-    return Connecting(target)
+    return Connecting(Client(target, follow_s=follow_s, databases=databases))
+
+
+async def _is_in_transaction(conn: AsyncConnection) -> bool:
+    """Whether a transaction is open on a connection, once nobody else uses it."""
+    if conn.info.transaction_status is not TransactionStatus.ACTIVE:
+        return conn.info.transaction_status in IN_TRANSACTION
+    async with conn.lock:
+        return conn.info.transaction_status in IN_TRANSACTION
 
 
 def _plain(options: Mapping[str, object]) -> dict[str, object]:

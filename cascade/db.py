@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -79,6 +80,8 @@ def translate(error: psycopg.Error) -> errors.CascadeError | None:
     """Return the error that callers can act on, or None for one that is not ours to name."""
     message = error.diag.message_primary or str(error).strip() or type(error).__name__
     state = error.sqlstate or ""
+    if state == errors.FencedError.sqlstate:
+        return _fenced(message, error.diag)
     if state in errors.BY_SQLSTATE:
         return errors.BY_SQLSTATE[state](message, hint=error.diag.message_hint)
     if state == "22P02" and "json" in message:
@@ -100,3 +103,13 @@ def translate(error: psycopg.Error) -> errors.CascadeError | None:
     if isinstance(error, psycopg.OperationalError) and not state:
         return errors.TransientError(message)
     return None
+
+
+def _fenced(message: str, diag: psycopg.errors.Diagnostic) -> errors.FencedError:
+    """Return a refusal with where to go instead, which DETAIL says to programs."""
+    try:
+        found = json.loads(diag.message_detail or "{}")
+    except ValueError:
+        found = {}
+    where = {name: found.get(name) for name in ("node", "root", "database", "dsn")}
+    return errors.FencedError(message, hint=diag.message_hint, **where)

@@ -24,10 +24,13 @@ CascadeError
 │   ├── RoleError            a node of this role cannot do that                QC208
 │   ├── MovedOnError         the node was changed meanwhile                    QC209
 │   ├── OperationError       another operation is open on the set              QC210
-│   └── BallotError          another promotion is under way                    QC212
+│   ├── BallotError          another promotion is under way                    QC212
+│   ├── ConsumerMovedError   the consumer is at another node                   QC213
+│   ├── ConsumerBusyError    somebody holds its batches                        QC214
+│   └── ConsumerExistsError  the other node has one of that name               QC215
 ├── ForbiddenError         the role may not do this                            QC301
 ├── PayloadError           not JSON, or larger than the queue takes            QC302, QC303
-├── FencedError            this term is over                                   QC401
+├── FencedError            the queue takes no inserts here; says where it does QC401
 ├── ExpiredError           the events asked for were removed by rotation       QC402
 ├── UnsuitableError        not in this isolation level or transaction          QC501
 ├── SchemaError            the installed schema does not fit this code         QC601
@@ -62,6 +65,11 @@ class CascadeError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+
+    @property
+    def is_retryable(self) -> bool:
+        """Whether the same call may succeed in a moment, here or where the error says."""
+        return False
 
     def __str__(self) -> str:
         message = super().__str__()
@@ -225,6 +233,24 @@ class BallotError(ConflictError):
     sqlstate = "QC212"
 
 
+class ConsumerMovedError(ConflictError):
+    """The consumer is at another node, or on its way there; the message names it."""
+
+    sqlstate = "QC213"
+
+
+class ConsumerBusyError(ConflictError):
+    """The consumer cannot be moved while somebody holds batches of it."""
+
+    sqlstate = "QC214"
+
+
+class ConsumerExistsError(ConflictError):
+    """The node has a consumer of that name already."""
+
+    sqlstate = "QC215"
+
+
 class ForbiddenError(CascadeError):
     """The role may not do this."""
 
@@ -244,9 +270,32 @@ class PayloadSizeError(PayloadError):
 
 
 class FencedError(CascadeError):
-    """This term is over; the queue takes no inserts here."""
+    """The queue takes no inserts here; nothing was stored, so it may be published elsewhere.
+
+    `node` refused; `root` is where the queue's root is now, `database` and `dsn` say how to get there, as far as
+    that is known.  While the root is being moved, `root` is `node` itself; it is None when an operator
+    must decide first.
+    """
 
     sqlstate = "QC401"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        node: str | None = None,
+        root: str | None = None,
+        database: str | None = None,
+        dsn: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.node, self.root, self.database, self.dsn = node, root, database, dsn
+
+    @property
+    def is_retryable(self) -> bool:
+        """Whether there is a root to go to, or will be in a moment."""
+        return self.root is not None
 
 
 class ExpiredError(CascadeError):
@@ -331,6 +380,11 @@ class UnsafeError(CascadeError):
 
 class TransientError(CascadeError):
     """It did not work this time: a connection was lost, a lock was not to be had."""
+
+    @property
+    def is_retryable(self) -> bool:
+        """Yes, if a second event, or a second effect, does no harm: the outcome may be unknown."""
+        return True
 
 
 class ServerError(CascadeError):

@@ -17,6 +17,7 @@ POST: LiteralString = (
     "select cascade.post(%(queue)s::text, %(payload)s::json, %(type)s::text, %(key)s::text,"
     " %(headers)s::json, %(id)s::bigint)"
 )
+RESERVE: LiteralString = "select cascade.reserve_id(%s)"
 INSERT = sql.SQL(
     "insert into {} (type, key, payload, headers) select * from unnest(%s::text[], %s::text[], %s::json[], %s::json[])"
 )

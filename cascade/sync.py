@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from types import TracebackType
@@ -21,15 +21,17 @@ from psycopg.types.json import Jsonb
 from cascade import batch as statements
 from cascade import producer
 from cascade.batch import Held, Reading, worker_name
-from cascade.client import _plain
+from cascade.client import IN_TRANSACTION, _plain
 from cascade.codec import Codec, JsonCodec
 from cascade.db import Connection, connect_sync, raw_json, translated
-from cascade.errors import CascadeError, TransientError
+from cascade.errors import CascadeError, FencedError, TransientError
 from cascade.event import Event, Message
+from cascade.follow import FOLLOW_S, Chase, Trail, explained, parameters, unreachable
 from cascade.names import BatchId, EventId, QueueName, TickId, queue_name
 from cascade.retry import Backoff
 
 T = TypeVar("T")
+R = TypeVar("R")
 log = logging.getLogger("cascade.consumer")
 
 #: Nobody renews for a synchronous handler, so its lease is long.
@@ -39,9 +41,13 @@ LEASE = timedelta(minutes=5)
 class Client:
     """One database; see cascade.client.Client."""
 
-    def __init__(self, target: str | Connection) -> None:
+    def __init__(
+        self, target: str | Connection, *, follow_s: float = FOLLOW_S, databases: Mapping[str, str] | None = None
+    ) -> None:
         self._dsn = target if isinstance(target, str) else None
         self._conn = None if isinstance(target, str) else target
+        self._trail = Trail(self._dsn, follow_s=follow_s, databases=databases)
+        self._roots: dict[str, Connection] = {}
 
     def __enter__(self) -> Self:
         self.connection()
@@ -51,7 +57,9 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connection, if the client opened it."""
+        """Close the connections that the client opened."""
+        for conn in self._roots.values():
+            conn.close()
         if self._dsn is not None and self._conn is not None:
             self._conn.close()
 
@@ -60,7 +68,43 @@ class Client:
         if self._conn is None or (self._conn.closed and self._dsn is not None):
             assert self._dsn is not None
             self._conn = connect_sync(self._dsn, service="client")
+            self._trail.own = parameters(self._conn)
         return self._conn
+
+    def at_root(self, queue: QueueName, send: Callable[[Connection], R], *, follow: bool = True) -> R:
+        """Run a statement at the root of a queue, wherever that goes; see cascade.client.Client."""
+        chase = self._trail.chase()
+        while True:
+            conn = self._producing(queue, chase)
+            try:
+                with translated():
+                    return send(conn)
+            except FencedError as error:
+                if not follow:
+                    raise
+                if self._dsn is None or (conn is self._conn and _is_in_transaction(conn)):
+                    reason = "It was in a transaction of this database, which the client cannot carry elsewhere."
+                    raise explained(error, reason) from error
+                delay_s = chase.wait_s(error)
+                self._trail.learn(queue, error)
+                log.info("queue %s: %s; again in %.2f s", queue, error.args[0], delay_s)
+                time.sleep(delay_s)
+
+    def _producing(self, queue: QueueName, chase: Chase) -> Connection:
+        """Return the connection on which to publish: the caller's transaction, the root, or home."""
+        route = self._trail.route(queue)
+        if route is None or (self._conn is not None and _is_in_transaction(self._conn)):
+            return self.connection()
+        try:
+            found = self._roots.get(route.dsn)
+            if found is None or found.closed:
+                found = self._roots[route.dsn] = connect_sync(route.dsn, service="client")
+            return found
+        except TransientError as error:
+            self._trail.forget(queue)
+            if chase.is_on:
+                time.sleep(chase.wait_after_loss_s(unreachable(route, error)))
+        return self.connection()
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -106,33 +150,42 @@ class Queue(Generic[T]):
         headers: Mapping[str, Any] | None = None,
         id: EventId | None = None,
     ) -> EventId:
-        """Insert one event and return its id; `id` uses one from `reserve_id`."""
+        """Insert one event and return its id; `id` uses one from `reserve_id`, where that was reserved."""
         message = Message(payload, type, key, headers)
         arguments = producer.post_arguments(self.name, self._codec, message, id)
-        with translated():
-            row = self._client.connection().execute(producer.POST, arguments).fetchone()
-        assert row is not None
-        return cast(EventId, row[0])
+
+        def send(conn: Connection) -> EventId:
+            row = conn.execute(producer.POST, arguments).fetchone()
+            assert row is not None
+            return cast(EventId, row[0])
+
+        return self._client.at_root(self.name, send, follow=id is None)
 
     def publish_many(self, events: Iterable[T | Message[T]]) -> int:
         """Insert many events, all or none, and return how many: by COPY unless they are few."""
         items = list(events)
-        conn = self._client.connection()
         table = producer.table(self.name)
-        with translated():
-            if not items:
-                return 0
+
+        def send(conn: Connection) -> int:
             if len(items) <= producer.INSERT_MOST:
                 conn.execute(producer.INSERT.format(table), producer.columns(self._codec, items))
                 return len(items)
             with conn.cursor() as cur, cur.copy(producer.COPY.format(table)) as copy:
                 for block in producer.copy_blocks(self._codec, items):
                     copy.write(block)
-        return len(items)
+            return len(items)
+
+        return self._client.at_root(self.name, send) if items else 0
 
     def reserve_id(self) -> EventId:
         """Return the id of an event to come, to be passed to `publish` once."""
-        return cast(EventId, self._client.call("select cascade.reserve_id(%s)", self.name))
+
+        def send(conn: Connection) -> EventId:
+            row = conn.execute(producer.RESERVE, (self.name,)).fetchone()
+            assert row is not None
+            return cast(EventId, row[0])
+
+        return self._client.at_root(self.name, send)
 
     def tick(self) -> TickId:
         """Make a tick now; operators only, and seldom needed: the ticker does it."""
@@ -284,6 +337,13 @@ class Batch(Held[T]):
         return cast(int, self._client.call(statements.RETRY, self.id, event_id, after))
 
 
-def connect(target: str | psycopg.Connection[Any]) -> Client:
+def connect(
+    target: str | psycopg.Connection[Any], *, follow_s: float = FOLLOW_S, databases: Mapping[str, str] | None = None
+) -> Client:
     """Connect to a database by its DSN, or wrap a connection that the caller has."""
-    return Client(target)
+    return Client(target, follow_s=follow_s, databases=databases)
+
+
+def _is_in_transaction(conn: Connection) -> bool:
+    """Whether a transaction is open on a connection."""
+    return conn.info.transaction_status in IN_TRANSACTION

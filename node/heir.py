@@ -32,7 +32,7 @@ AMEND: LiteralString = "select cascade.amend_certificate(%s, %s, %s)"
 class Heir:
     """Of a branch or leaf: what it owes the set besides copying."""
 
-    def __init__(self, home: Home, *, interval_s: float = 2.0) -> None:
+    def __init__(self, home: Home, *, interval_s: float = 5.0) -> None:
         self.name = f"{home.set}/heir"
         self.home, self._interval_s = home, interval_s
         self.wakeups = Wakeups()

@@ -21,6 +21,7 @@ from psycopg.types.json import Jsonb
 from cascade.db import AsyncConnection, connect
 from cascade.errors import CascadeError
 from cascade.node.home import Home
+from cascade.node.pipe import deadline
 from cascade.node.signals import Wakeups
 
 log = logging.getLogger("cascade.node.sentinel")
@@ -29,6 +30,7 @@ DUTY: LiteralString = "select cascade.root_duty(%s)"
 EXCHANGE: LiteralString = "select cascade.exchange_terms(%s, %s)"
 STAND_DOWN: LiteralString = "select cascade.stand_down(%s, %s, %s)"
 COMPLETE: LiteralString = "select cascade.complete_fence(%s)"
+RENEW: LiteralString = "select cascade.renew_term(%s)"
 DEMOTE: LiteralString = "select cascade.demote(%s, %s, %s)"
 OTHERS: LiteralString = (
     "select coalesce(array_agg(m.node order by m.node_no), '{}') from cascade.members as m"
@@ -45,6 +47,7 @@ class Sentinel:
         self.wakeups = Wakeups()
         self.turned_at: float | None = None
         self.note: str | None = None
+        self._links: dict[str, AsyncConnection] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
         """Ask until `stop` is set."""
@@ -57,6 +60,8 @@ class Sentinel:
                 await self.wakeups.wait(self._interval_s)
         finally:
             local.pgconn.finish()
+            for other in list(self._links):
+                self._hang_up(other)
 
     async def turn(self, local: AsyncConnection) -> None:
         """Ask everybody once, and do what follows from their answers."""
@@ -66,6 +71,8 @@ class Sentinel:
         duty = await self._ask_others(local, duty)
         fence = duty["fence"]
         self.note = None if fence is None else f"fenced: {fence['detail'] or fence['cause']}"
+        if duty["is_range_ending"]:
+            await self.home.call(local, RENEW, self.home.set)
         if fence is None or fence["cause"] == "operation":
             return
         if not fence["is_up"]:
@@ -88,18 +95,24 @@ class Sentinel:
         return dict(await self.home.call(local, DUTY, self.home.set))
 
     async def _ask(self, local: AsyncConnection, other: str, terms: list[Any]) -> dict[str, Any] | None:
-        """Exchange terms with one member; None when it does not answer."""
+        """Exchange terms with one member, over a link that is kept; None when it does not answer."""
         try:
             async with asyncio.timeout(self._ask_timeout_s):
-                conn = await connect(await self.home.address(local, other), service=f"{self.home.set}/sentinel")
-                try:
+                if other not in self._links:
+                    address = await self.home.address(local, other)
+                    self._links[other] = await connect(address, service=f"{self.home.set}/sentinel")
+                conn = self._links[other]
+                with deadline(self._ask_timeout_s, conn):
                     row: Any = await (await conn.execute(EXCHANGE, (self.home.set, Jsonb(terms)))).fetchone()
-                finally:
-                    conn.pgconn.finish()
         except (CascadeError, psycopg.Error, OSError, TimeoutError) as error:
             log.debug("set %s: %s was not asked whether we reign: %s", self.home.set, other, error)
+            self._hang_up(other)
             return None
         return dict(row[0])
+
+    def _hang_up(self, other: str) -> None:
+        if (conn := self._links.pop(other, None)) is not None:
+            conn.pgconn.finish()
 
     async def _complete(self, local: AsyncConnection) -> None:
         """Raise the trigger.  It waits for open writers, however long: waiting, it holds back new ones."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from cascade.errors import TopologyError
+from cascade.config import VARIABLE
+from cascade.config import expand as expand
 
 SECRETS = frozenset(["password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"])
 PARAMETERS = SECRETS | set(
@@ -31,7 +31,6 @@ PARAMETERS = SECRETS | set(
 )
 HIDDEN = "***"
 
-_VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^{}]*))?\}")
 #: What stands for a variable without a default while a DSN is read; no DSN may hold it otherwise.
 _UNKNOWN = "\0"
 _PAIR = re.compile(r"\s*(?P<name>[^\s=']+)\s*=\s*(?P<value>'(?:[^'\\]|\\.)*'|(?!')(?:[^\s\\]|\\.)*)")
@@ -71,31 +70,6 @@ class Parameter:
         return self.name in SECRETS and self.value not in ("", "''")
 
 
-def expand(dsn: str, environ: Mapping[str, str]) -> str:
-    """Replace ${NAME} and ${NAME:-default} from the environment, or name every variable that is not set.
-
-    The default stands for a variable that is not set or empty, as in a shell.
-    """
-    missing: list[str] = []
-
-    def value(match: re.Match[str]) -> str:
-        name, default = match["name"], match["default"]
-        if default is not None:
-            return environ.get(name) or default
-        if name not in environ:
-            missing.append(name)
-        return environ.get(name, "")
-
-    if "${" in _VARIABLE.sub("", dsn):
-        raise TopologyError("a DSN holds '${' that begins no variable", hint="Write ${NAME} or ${NAME:-default}.")
-    expanded = _VARIABLE.sub(value, dsn)
-    if missing:
-        names = " and ".join(dict.fromkeys(missing))
-        hint = f"Set it, or write a default: ${{{missing[0]}:-...}}."
-        raise TopologyError(f"no environment variable {names}, which a DSN asks for", hint=hint)
-    return expanded
-
-
 def redact(dsn: str) -> str:
     """Return a DSN that may be shown: as it is if it holds no secret, else with the secrets hidden.
 
@@ -130,9 +104,9 @@ def with_defaults(text: str) -> str:
     """Return a text as it is read: a variable's default in its place, a mark where there is none."""
     if not text.isprintable():
         raise UnreadableError("holds control characters", "remove them")
-    if "${" in _VARIABLE.sub("", text):
+    if "${" in VARIABLE.sub("", text):
         raise UnreadableError("holds '${' that begins no variable", "write ${NAME} or ${NAME:-default}")
-    return _VARIABLE.sub(lambda match: _UNKNOWN if match["default"] is None else match["default"], text)
+    return VARIABLE.sub(lambda match: _UNKNOWN if match["default"] is None else match["default"], text)
 
 
 def _parameters(text: str) -> list[Parameter]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from cascade.errors import TopologyError
 from cascade.topology.model import Node, Role, Set, Topology
+from cascade.topology.observe import Observed
 
 
 def switchover(topology: Topology, set_name: str, to: str) -> Topology:
@@ -74,6 +75,25 @@ def resurrect(topology: Topology, set_name: str, node: str, root: str | None = N
             hint=f"cascade topology export {set_name} shows who is root; cascade switchover makes another one root.",
         )
     return switchover(topology, set_name, root)
+
+
+def as_observed(topology: Topology, observed: Observed) -> Topology:
+    """Return the topology as the databases of a set have it: roles, providers and the revision."""
+    found = topology.sets[observed.set]
+    root = observed.tip.node if len(observed.tips) == 1 else found.root.name
+    nodes = {}
+    for name, node in found.nodes.items():
+        role = observed.role_of(name)
+        if name == root:
+            nodes[name] = replace(node, role=found.root.role, provider=None)
+        elif role is None and not node.role.is_root:
+            nodes[name] = node
+        else:
+            kind = Role.LEAF if node.role is Role.LEAF else Role.BRANCH
+            known = observed.provider_of(name) or (None if name in observed.views else node.provider)
+            nodes[name] = replace(node, role=kind, provider=known if known in found.nodes else root)
+    made = with_nodes(topology, observed.set, nodes)
+    return with_revision(made, observed.set, observed.revision) if observed.revision else made
 
 
 def with_nodes(topology: Topology, set_name: str, nodes: dict[str, Node]) -> Topology:

@@ -106,6 +106,7 @@ class View:
     document: Mapping[str, Any] | None = field(default=None, hash=False)
     writers: tuple[str, ...] = ()
     prepared: tuple[str, ...] = ()
+    certificates: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
 
     @property
     def is_carrier(self) -> bool:
@@ -158,6 +159,7 @@ class View:
             document=found.get("document"),
             writers=tuple(_writer(row) for row in found.get("writers") or ()),
             prepared=tuple(_prepared(row) for row in found.get("prepared") or ()),
+            certificates=tuple(found.get("certificates") or ()),
         )
 
 

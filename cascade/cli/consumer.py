@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cascade.cli import connected, database_options, rows, suggestion
+from cascade.cli.move import move
 from cascade.cli.output import Column, echo_done, echo_json, echo_list, facts, human, plain, show
 from cascade.errors import ConsumerNotFoundError
 
@@ -43,7 +44,11 @@ def consumer() -> None:
     cascade consumer create orders billing --at earliest
     cascade consumer list
     cascade consumer seek orders billing '2030-01-31 12:00+00'
+    cascade consumer move orders billing --from s1 --to s2 -f orders.yaml
     """
+
+
+consumer.add_command(move)
 
 
 @consumer.command("list")

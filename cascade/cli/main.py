@@ -18,22 +18,41 @@ import click
 
 from cascade import __version__
 from cascade.cli.output import echo_error
-from cascade.errors import CascadeError, ConfigError, QueueInUseError
+from cascade.errors import CascadeError, ConfigError, QueueInUseError, UnsafeError
 
 if TYPE_CHECKING:
     import psycopg
 
 COMMANDS = {
+    "apply": "Make the databases what a topology file, or a saved plan, says.",
+    "certificate": "What failovers may have lost, and what became of it.",
     "consumer": "Where consumers stand, and moving them.",
     "demo": "Watch four databases carry one queue, and see that none loses or doubles anything.",
     "dev": "PostgreSQL servers on this machine, for development and for the demo.",
+    "failover": "Replace a lost root, or leave a lost branch; says first what may be lost.",
+    "history": "The reigns of a set's roots, from the first.",
     "node": "The daemon, and what an operator does to one node of a set.",
+    "plan": "Compare a topology file with the databases, and show what would be done.",
+    "quarantine": "Events that a lost root had and nobody else: look, republish, discard.",
     "queue": "Make queues, look at them, publish and read.",
+    "resolve": "Keep one of two roots that were promoted at once.",
+    "resurrect": "Bring a former root, or a carrier beyond a fork, back as a branch.",
     "set": "Queues that several databases carry.",
     "status": "Show every set as a tree: roles, lag, rates, and what is wrong.",
+    "switchover": "Make another node the root; nothing is lost.",
     "wait": "Wait until a node has come to a tick; exit 1 when it does not in time.",
     "schema": "Install Cascade in a database, upgrade it, remove it.",
     "topology": "Check and draw the file that says which database copies from which.",
+}
+#: Commands that live in the module of another one.
+MODULES = {
+    "apply": "failover",
+    "history": "reigns",
+    "plan": "failover",
+    "resolve": "reigns",
+    "resurrect": "failover",
+    "switchover": "failover",
+    "wait": "status",
 }
 FAILED, BAD_USAGE, REFUSED, INTERRUPTED = 1, 2, 3, 130
 
@@ -49,7 +68,8 @@ class Cli(click.Group):
         """Load the module of a command."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"cascade.cli.{cmd_name}"), cmd_name)
+        module = import_module(f"cascade.cli.{MODULES.get(cmd_name, cmd_name)}")
+        command: click.Command = getattr(module, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -136,7 +156,7 @@ def sqlstate_of(known: CascadeError, error: Exception) -> str | None:
 
 def exit_code(error: CascadeError) -> int:
     """Return 2 for what was asked wrongly, 3 for what was refused as unsafe, else 1."""
-    if isinstance(error, QueueInUseError):
+    if isinstance(error, QueueInUseError | UnsafeError):
         return REFUSED
     return BAD_USAGE if isinstance(error, ConfigError) else FAILED
 

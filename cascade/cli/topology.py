@@ -1,4 +1,4 @@
-"""cascade topology: look at a topology file without touching any database."""
+"""cascade topology: look at a topology file; only `export` asks databases."""
 
 from __future__ import annotations
 
@@ -134,6 +134,38 @@ def schema(output: Path | None) -> None:
     from cascade.topology import json_schema
 
     write(json.dumps(json_schema(), indent=2, ensure_ascii=False), output)
+
+
+@topology.command()
+@FILE
+@click.option("--write", "does_write", is_flag=True, help="Change the file, instead of printing it.")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Seconds to wait."
+)
+def export(file: Path, does_write: bool, timeout_s: float) -> None:
+    """Print a file with the roles, providers and revisions that the databases have; comments stay.
+
+    Use it when a file is refused because it is based on an older revision.  A node that does not answer is as the
+    others last knew it.
+
+    \b
+    cascade topology export orders.yaml | diff orders.yaml -
+    cascade topology export orders.yaml --write
+    """
+    from cascade.cli.asking import ask
+    from cascade.cli.operate import read
+    from cascade.topology.edit import edit, write_back
+    from cascade.topology.failover import as_observed
+
+    text, found = read(file)
+    for name in [name for name, one in found.sets.items() if not one.is_combined]:
+        found = as_observed(found, ask(file, name, timeout_s)[1])
+    made = edit(text, found)
+    if not does_write:
+        click.echo(made, nl=False)
+    elif made != text:
+        write_back(file, text, made)
+        click.echo(f"changed {out.printable(str(file))}", err=True)
 
 
 def write(text: str, output: Path | None) -> None:

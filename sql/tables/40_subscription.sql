@@ -3,6 +3,7 @@ create table if not exists cascade_internal.subscription (
     queue_id        integer not null,
     consumer        text not null,
     is_movable      boolean not null default true,
+    moving_to       text,
     created_at      timestamptz not null default clock_timestamp(),
     constraint subscription_pkey primary key (subscription_id),
     constraint subscription_consumer_key unique (queue_id, consumer),
@@ -11,6 +12,7 @@ create table if not exists cascade_internal.subscription (
 );
 comment on table cascade_internal.subscription is 'Which consumers read which queues.';
 comment on column cascade_internal.subscription.is_movable is 'Every carrier of the set keeps what it needs, so that it can go on elsewhere.';
+comment on column cascade_internal.subscription.moving_to is 'The node to which it is being moved; it holds its place and reads nothing here.';
 
 -- Where a consumer stands is a journal: every call that changes it appends the whole new
 -- state as row n + 1, so nothing is updated and a held xmin horizon costs nothing.  The

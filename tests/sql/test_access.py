@@ -106,6 +106,7 @@ CALLS = {
     "withdraw_handover": f"cascade.withdraw_handover('{{q}}', '{UID}')",
     "note_withdrawn": f"cascade.note_withdrawn('{{q}}', '{UID}')",
     "next_term_number": "cascade.next_term_number('{q}')",
+    "renew_term": "cascade.renew_term('{q}')",
     "open_ballot": f"cascade.open_ballot('{{q}}', 101, '{UID}', 'mine')",
     "close_ballot": f"cascade.close_ballot('{{q}}', 101, '{UID}')",
     "promote": f"cascade.promote('{{q}}', '{UID}', 101, 'failover', 1, '')",
@@ -127,6 +128,11 @@ CALLS = {
     "settle_quarantine": f"cascade.settle_quarantine('{{q}}', '{UID}', '{{{{1}}}}', 'discarded')",
     "store_document": "cascade.store_document('{q}', 0, '{{}}')",
     "resolve": f"cascade.resolve('{{q}}', '{UID}', 'x')",
+    "move_consumer": "cascade.move_consumer('{q}', 'c', 'mine')",
+    "accept_consumer": "cascade.accept_consumer('{q}', 'c', 1, 'mine', gen_random_uuid())",
+    "refuse_consumer": "cascade.refuse_consumer('{q}', 'c', 'mine', gen_random_uuid())",
+    "finish_move": "cascade.finish_move('{q}', 'c', gen_random_uuid())",
+    "cancel_move": "cascade.cancel_move('{q}', 'c', gen_random_uuid())",
 }
 #: What one daemon asks of another's database; creating and ending members is for operators.
 NODE = {
@@ -134,8 +140,10 @@ NODE = {
     "note_error", "note_answer", "raise_generation", "node_generation", "describe_node", "join_provider",
     "register_subscriber", "forget_subscriber", "next_copy", "check_copy", "begin_copy", "finish_copy",
     "finish_leaf_copy", "tell", "report", "advance_watermark", "describe_set", "exchange_terms", "stand_down",
-    "complete_fence", "root_duty", "heir_duty", "take_handover", "note_withdrawn", "next_term_number", "promote",
-    "demote", "certificate_report", "amend_certificate",
+    "complete_fence", "root_duty", "heir_duty", "take_handover", "note_withdrawn", "next_term_number", "renew_term",
+    "promote", "demote", "certificate_report", "amend_certificate",
+    "move_consumer", "accept_consumer", "refuse_consumer",
+    "finish_move", "cancel_move",
 }  # fmt: skip
 PRODUCER = {"post", "post_many", "reserve_id"}
 CONSUMER = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -23,6 +23,9 @@ from tests.fixtures.failover import (
 )
 from tests.fixtures.nodes import Node, Nodes, same
 from tests.sql.test_switchover import payloads
+
+#: The events of a quarantine, whole.
+HELD = "select term_uid, id, to_jsonb(x) from cascade.read_quarantine('q') as x where state = 'held' order by id"
 
 
 def lost(nodes: Nodes, count: int = 2) -> list[Node]:
@@ -309,9 +312,7 @@ def test_an_event_is_republished_once_whatever_happens(nodes: Nodes) -> None:
     made = fail_over(s2)
     stand_down(s1, s2)
     resurrect(s1, s2)
-    held = s1.rows(
-        "select term_uid, id, to_jsonb(x) from cascade.read_quarantine('q') as x where state = 'held' order by id"
-    )
+    held = s1.rows(HELD)
     ids = []
     for term_uid, event_id, event in held:
         call = "select cascade.republish('q', %s, %s, %s)"
@@ -344,9 +345,7 @@ def test_an_event_keeps_its_bytes_and_its_time_through_quarantine(nodes: Nodes) 
     fail_over(s2)
     stand_down(s1, s2)
     resurrect(s1, s2)
-    [(term, event_id, event)] = s1.rows(
-        "select term_uid, id, to_jsonb(x) from cascade.read_quarantine('q') as x where state = 'held'"
-    )
+    [(term, event_id, event)] = s1.rows(HELD)
     s2.value("select cascade.republish('q', %s, %s, %s)", term, event_id, Jsonb(event))
     row = s2.row("select time, type, key, payload::text, headers::text from queue.q where origin = 'q'")
     assert row == (time, "t", "k", odd, '{ "h":1}')
@@ -492,6 +491,41 @@ def test_a_root_on_another_timeline_makes_no_tick_and_opens_a_term_of_its_own(no
     assert payloads(s2) == [1, 2]
     assert same(s1, s2)
     assert s1.rows("select cause, pending from cascade.certificates") == [("rewind", ["s1"])]
+
+
+def test_a_root_whose_ids_run_out_opens_a_term_and_goes_on(nodes: Nodes) -> None:
+    s1, s2 = nodes.line()
+    assert s1.value("select cascade.renew_term('q')") is False
+    s1.insert(1)
+    s1.main.execute(f"select setval('cascade_internal.event_id_{s1.queue_id}', 999999999990)".encode())
+    s1.insert(2)
+    assert s1.value("select cascade.root_duty('q')")["is_range_ending"] is True
+    assert s1.value("select cascade.renew_term('q')") is True
+    assert s1.value("select cascade.renew_term('q')") is False
+    s1.insert(3)
+    s1.tick()
+    s2.join()
+    s2.catch_up()
+    assert payloads(s2) == [1, 2, 3]
+    assert same(s1, s2)
+    assert s2.rows("select number, cause from cascade.terms") == [(0, "created"), (101, "range")]
+    assert s2.value("select max(id) > 101 * 10::bigint ^ 12 from queue.q")
+
+
+def test_a_new_node_learns_what_was_republished_before_it_came(nodes: Nodes) -> None:
+    s1, s2 = lost(nodes)
+    made = fail_over(s2, document={"n": 1})
+    stand_down(s1, s2)
+    resurrect(s1, s2)
+    [(term, event_id, event), _] = s1.rows(HELD)
+    new_id = s2.value("select cascade.republish('q', %s, %s, %s)", term, event_id, Jsonb(event))
+    nodes.made["s1"] = s2
+    s3 = nodes.add("s3", s2, at="now")
+    s3.provider = s2
+    assert s3.rows("select new_uid, state from cascade.certificates") == [(UUID(made["uid"]), "open")]
+    fail_over(s3)
+    assert s3.value("select cascade.republish('q', %s, %s, %s)", term, event_id, Jsonb(event)) == new_id
+    assert s3.value("select cascade.describe_set('q')->'revision'") == 1
 
 
 # The topology in the databases

@@ -23,7 +23,7 @@ ALLOWED = {
     "db": set(),
 }
 LEAVES = {"errors", "names", "config", "retry", "__version__"}
-CLIENT = {"client", "producer", "consumer", "batch", "worker", "sync", "codec", "event"}
+CLIENT = {"client", "producer", "consumer", "batch", "worker", "sync", "codec", "event", "follow"}
 
 
 def part(module: str) -> str:

@@ -77,6 +77,8 @@ begin
        for no key update;
     if not found then
         perform cascade_internal.raise_no_consumer((lock_subscription.queue).name, lock_subscription.consumer);
+    elsif v_subscription.moving_to is not null then
+        perform cascade_internal.raise_moved(lock_subscription.queue, lock_subscription.consumer);
     end if;
     return v_subscription;
 end
@@ -92,6 +94,10 @@ begin
         raise exception 'the consumer name is null'
             using errcode = 'QC003', hint = 'Pass the name of a consumer.';
     end if;
+    perform cascade_internal.raise_moved(q, m.consumer)
+       from cascade_internal.queue as q
+       join cascade_internal.consumer_move as m using (queue_id)
+      where q.name = raise_no_consumer.queue and m.consumer = raise_no_consumer.consumer;
     raise exception 'queue "%" has no consumer "%"', raise_no_consumer.queue, raise_no_consumer.consumer
         using errcode = 'QC102', hint = format('select cascade.subscribe(%L, %L) makes it one.', raise_no_consumer.queue, raise_no_consumer.consumer);
 end

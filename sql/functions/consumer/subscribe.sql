@@ -1,5 +1,6 @@
 -- cascade.subscribe(queue, consumer, at) registers a consumer and returns the tick it stands
 -- on.  A second call changes nothing and returns where the consumer stands now: seek moves it.
+-- A consumer that has moved to another node is not made anew here: QC213 names the node.
 create or replace function cascade_internal.subscribe(queue text, consumer text, at text, caller name)
 returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -15,7 +16,10 @@ begin
     values (v_queue.queue_id, subscribe.consumer)
     on conflict on constraint subscription_consumer_key do nothing
     returning subscription.subscription_id into v_id;
-    if v_id is null then
+    if exists (select from cascade_internal.consumer_move as m
+                where m.queue_id = v_queue.queue_id and m.consumer = subscribe.consumer) then
+        perform cascade_internal.raise_moved(v_queue, subscribe.consumer);
+    elsif v_id is null then
         select s.subscription_id into v_id
           from cascade_internal.subscription as s
          where s.queue_id = v_queue.queue_id

@@ -1,5 +1,6 @@
 -- cascade.unsubscribe(queue, consumer) forgets a consumer, its open batches and what it put
--- back.  True when there was one; a second call returns false.
+-- back.  True when there was one; a second call returns false.  Of a consumer that has moved to another
+-- node it forgets that; while it is on its way it raises QC213.
 create or replace function cascade_internal.unsubscribe(queue text, consumer text, caller name)
 returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -11,7 +12,17 @@ begin
     perform cascade_internal.check_consumer(v_queue, unsubscribe.consumer, unsubscribe.caller);
     delete from cascade_internal.subscription as s
      where s.queue_id = v_queue.queue_id
-       and s.consumer = unsubscribe.consumer;
+       and s.consumer = unsubscribe.consumer
+       and s.moving_to is null;
+    if found then
+        return true;
+    elsif exists (select from cascade_internal.subscription as s
+                   where s.queue_id = v_queue.queue_id and s.consumer = unsubscribe.consumer) then
+        perform cascade_internal.raise_moved(v_queue, unsubscribe.consumer);
+    end if;
+    delete from cascade_internal.consumer_move as m
+     where m.queue_id = v_queue.queue_id
+       and m.consumer = unsubscribe.consumer;
     return found;
 end
 $$;

@@ -221,3 +221,38 @@ begin
 end
 $$;
 comment on function cascade.settle_quarantine(text, uuid, bigint[], text, bigint[]) is 'Notes what became of events that were set aside.';
+
+-- What control events said that may be older than the first tick a new node gets: certificates, what was republished, the topology.
+create or replace function cascade_internal.known_history(queue_id integer)
+returns jsonb
+language plpgsql stable set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return jsonb_build_object(
+        'certificates', (select coalesce(jsonb_agg(to_jsonb(c) - 'queue_id' order by c.number), '[]')
+                           from cascade_internal.certificate as c where c.queue_id = known_history.queue_id),
+        'republished', (select coalesce(jsonb_agg(to_jsonb(r) - 'queue_id'), '[]')
+                          from cascade_internal.republished as r where r.queue_id = known_history.queue_id),
+        'document', (select jsonb_build_object('revision', d.revision, 'document', d.document)
+                       from cascade_internal.document as d where d.queue_id = known_history.queue_id));
+end
+$$;
+comment on function cascade_internal.known_history(integer) is 'What a new node must know of earlier failovers.';
+
+create or replace function cascade_internal.learn_history(queue_id integer, history jsonb)
+returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform cascade_internal.learn_certificate(learn_history.queue_id, c) from jsonb_array_elements(learn_history.history->'certificates') as c;
+    insert into cascade_internal.republished (queue_id, term_uid, id, new_id)
+    select learn_history.queue_id, x.term_uid, x.id, x.new_id
+      from jsonb_populate_recordset(null::cascade_internal.republished, learn_history.history->'republished') as x
+    on conflict on constraint republished_pkey do nothing;
+    if jsonb_typeof(learn_history.history->'document') = 'object' then
+        perform cascade_internal.learn_document(learn_history.queue_id, (learn_history.history->'document'->>'revision')::bigint,
+                                                learn_history.history->'document'->'document');
+    end if;
+end
+$$;
+comment on function cascade_internal.learn_history(integer, jsonb) is 'Stores what is to be known of earlier failovers.';

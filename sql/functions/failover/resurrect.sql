@@ -167,6 +167,9 @@ begin
     end loop;
     v_phantoms := cascade_internal.send_back(v_queue, v_node, v_fork, v_last);
     for v_slot in 0 .. v_queue.slots - 1 loop
+        -- What was republished into the lost tail is not in the log any more.
+        execute format('delete from cascade_internal.republished as r using cascade_internal.event_%s_%s as e'
+                       ' where r.queue_id = %1$s and r.new_id = e.id and %3$s', v_queue.queue_id, v_slot, cascade_internal.tail_where(v_fork));
         execute format('delete from cascade_internal.event_%s_%s as e where %s', v_queue.queue_id, v_slot, cascade_internal.tail_where(v_fork));
         get diagnostics v_done = row_count;
         v_rows := v_rows + v_done;
@@ -174,7 +177,6 @@ begin
         get diagnostics v_done = row_count;
         v_ticks := v_ticks + v_done;
     end loop;
-    delete from cascade_internal.republished as r where r.queue_id = v_queue.queue_id and r.new_id > v_fork.event_seq;
     return cascade_internal.become_branch(v_queue, v_node, resurrect.provider, resurrect.members, 'resurrect')
         || jsonb_build_object('events', v_rows, 'ticks', v_ticks, 'fork_tick', v_fork.tick_id, 'term_uid', v_last.term_uid, 'phantoms', v_phantoms);
 end
@@ -196,7 +198,7 @@ begin
         select s.consumer, s.subscription_id, s.tick_id, s.head, s.total from cascade_internal.consumer_state(send_back.queue) as s
          where greatest(s.tick_id, s.head) > (send_back.fork).tick_id order by s.consumer
     loop
-        perform cascade_internal.lock_subscription(send_back.queue, v_state.consumer);
+        perform from cascade_internal.subscription as s where s.subscription_id = v_state.subscription_id for no key update;
         v_position := cascade_internal.newest_position(send_back.queue, v_state.subscription_id);
         perform cascade_internal.append_position(send_back.queue,
             (v_state.subscription_id, v_position.n + 1, (send_back.fork).tick_id, (send_back.fork).tick_id, (send_back.fork).total, '{}', 'seek', null,

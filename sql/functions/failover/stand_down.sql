@@ -116,6 +116,7 @@ begin
         'terms', cascade_internal.known_terms(v_queue.queue_id),
         'heir', (select t.node from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.voided_by is null
                   order by t.number desc limit 1),
+        'is_range_ending', v_fence.queue_id is null and coalesce(cascade_internal.is_range_ending(v_queue), false),
         'is_clean', case when v_fence.cause = 'over' and v_fence.is_up then cascade_internal.is_clean(v_queue) end);
 end
 $$;

@@ -111,6 +111,8 @@ begin
         perform cascade_internal.put_document(v_queue, coalesce((select d.revision from cascade_internal.document as d where d.queue_id = v_id), 0) + 1,
                                               open_term.facts->'document');
     end if;
+    v_moved := cascade_internal.recreate_consumers(
+        v_queue, (select t.node from cascade_internal.term as t where t.queue_id = v_id and t.uid = v_last.term_uid), open_term.cause)->'consumers';
     v_tick := cascade_internal.cut(v_id, false, true);
     perform cascade_internal.note_step(v_queue.name, (open_term.facts->>'op_id')::uuid, 'open term',
         jsonb_build_object('uid', open_term.uid, 'number', open_term.number, 'cause', open_term.cause, 'fork_tick', v_last.tick_id, 'opening_tick', v_tick.tick_id));
@@ -223,3 +225,38 @@ begin
 end
 $$;
 comment on function cascade.promote(text, uuid, bigint, text, bigint, bytea, jsonb) is 'Makes this branch the root, in a new term.';
+
+-- cascade.renew_term(set): a root that nears the end of its term's range of ids opens another term, with nothing in between.  False while
+-- there is room.  Writers wait for a moment, as for any DDL.
+create or replace function cascade.renew_term("set" text)
+returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_root  cascade_internal.node := cascade_internal.find_root(renew_term."set");
+    v_queue cascade_internal.queue;
+begin
+    if not cascade_internal.is_range_ending(cascade_internal.find_queue(renew_term."set")) then
+        return false;
+    end if;
+    v_queue := cascade_internal.lock_queue(renew_term."set");
+    if v_queue.is_copy or exists (select from cascade_internal.fence as f where f.queue_id = v_queue.queue_id) then
+        return false;
+    end if;
+    perform cascade_internal.open_term(v_queue, v_root, gen_random_uuid(), cascade.next_term_number(renew_term."set"), 'range',
+                                       '{"reason": "the ids of the term before were running out"}');
+    return true;
+end
+$$;
+comment on function cascade.renew_term(text) is 'Opens a new term when the ids of the present one run out.';
+
+create or replace function cascade_internal.is_range_ending(queue cascade_internal.queue)
+returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return pg_sequence_last_value(format('cascade_internal.event_id_%s', (is_range_ending.queue).queue_id)::regclass)
+           > (is_range_ending.queue).term * 1000000000000 + 990000000000;
+end
+$$;
+comment on function cascade_internal.is_range_ending(cascade_internal.queue) is 'Whether ninety-nine hundredths of a term''s ids are used.';

@@ -42,6 +42,10 @@ begin
             perform cascade_internal.learn_members((apply_control.queue).queue_id, jsonb_build_array(apply_control.payload));
         when 'cascade.global-watermark' then
             perform cascade_internal.move_watermark(apply_control.queue, (apply_control.payload->>'tick_id')::bigint);
+        when 'cascade.consumers' then
+            perform cascade_internal.learn_consumers((apply_control.queue).queue_id, apply_control.payload);
+        when 'cascade.recreated' then
+            perform cascade_internal.release_consumers(apply_control.queue, apply_control.payload);
         when 'cascade.term' then
             perform cascade_internal.learn_terms((apply_control.queue).queue_id, jsonb_build_array(apply_control.payload));
         when 'cascade.handover' then

@@ -46,9 +46,11 @@ begin
     values (v_queue.queue_id, (create_node.welcome->>'set_uid')::uuid, create_node.node, (create_node.welcome->>'node_no')::smallint,
             create_node.role, create_node.provider, (create_node.welcome->>'generation')::bigint, create_node.provider, create_node.known_from);
     perform cascade_internal.learn_members(v_queue.queue_id, create_node.welcome->'members');
+    perform cascade_internal.learn_consumers(v_queue.queue_id, create_node.welcome->'consumers');
     insert into cascade_internal.term (queue_id, uid, number, node, parent_uid, fork, cause, reason, at, voided_by)
     select v_queue.queue_id, x.uid, x.number, x.node, x.parent_uid, x.fork, x.cause, x.reason, x.at, x.voided_by
       from jsonb_populate_recordset(null::cascade_internal.term, create_node.welcome->'terms') as x;
+    perform cascade_internal.learn_history(v_queue.queue_id, create_node.welcome->'history');
     if create_node.role = 'branch' then
         perform cascade_internal.stand_on(v_queue, '.global_watermark', v_tick);
     end if;
@@ -180,6 +182,8 @@ declare
 begin
     perform cascade_internal.commit_durably();
     perform cascade_internal.learn_members(v_node.queue_id, readmit_node.welcome->'members');
+    perform cascade_internal.learn_history(v_node.queue_id, readmit_node.welcome->'history');
+    perform cascade_internal.learn_consumers(v_node.queue_id, readmit_node.welcome->'consumers');
     update cascade_internal.node as n
        set generation = greatest(n.generation + 1, (readmit_node.welcome->>'generation')::bigint),
            answer = null, answer_detail = null, answered_at = null, known_from = readmit_node.known_from

@@ -64,24 +64,75 @@ end
 $$;
 comment on function cascade_internal.is_dropped(integer) is 'Whether this database''s own node was dropped or marked dead.';
 
+-- Where the root of a set is now, as far as this database knows; a location never holds a password.  An old root
+-- whose offer was taken knows who reigns next before anybody published it.
+create or replace function cascade_internal.root_location(queue_id integer, out node text, out database text, out dsn text)
+language plpgsql stable set search_path = pg_catalog, pg_temp
+as $$
+begin
+    select m.node, m.location->>'database', m.location->>'dsn'
+      into root_location.node, root_location.database, root_location.dsn
+      from cascade_internal.member as m
+      left join (select h.target
+                   from cascade_internal.handover as h
+                   join cascade_internal.queue as q on q.queue_id = h.queue_id and q.term_uid = h.term_uid
+                   join cascade_internal.node as n on n.queue_id = h.queue_id and n.role = 'root'
+                  where h.queue_id = root_location.queue_id and h.state = 'taken') as t on t.target = m.node
+     where m.queue_id = root_location.queue_id and (m.role = 'root' or t.target is not null)
+     order by t.target is not null desc, m.version desc limit 1;
+end
+$$;
+comment on function cascade_internal.root_location(integer) is 'Where the root of a queue''s set is, as far as is known here.';
+
+-- Raises QC401.  DETAIL is for programs: {"set", "role", "node", "root", "database", "dsn", "cause"}.  The root
+-- is null where an operator has to decide first, and this node's own name while it is being moved: then
+-- the same statement succeeds in a moment, here or where the next refusal says.
 create or replace function cascade_internal.raise_is_copy(queue cascade_internal.queue, what text)
 returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_node cascade_internal.node;
-    v_root text := cascade_internal.root_name((raise_is_copy.queue).queue_id);
+    v_name  constant text := (raise_is_copy.queue).name;
+    v_node  cascade_internal.node;
+    v_fence cascade_internal.fence;
+    v_root  text;
+    v_base  text;
+    v_dsn   text;
+    v_fact  text;
+    v_hint  text;
 begin
     select n.* into v_node from cascade_internal.node as n where n.queue_id = (raise_is_copy.queue).queue_id;
-    raise exception 'queue "%" % here: this database is % "%" of the set, the root is "%"',
-                    (raise_is_copy.queue).name, raise_is_copy.what, v_node.role, v_node.node, v_root
-        using errcode = 'QC401',
-              hint = format('Do it at the root%s.',
-                            (select ', database ' || (m.location->>'database') from cascade_internal.member as m
-                              where m.queue_id = v_node.queue_id and m.node = v_root));
+    select f.* into v_fence from cascade_internal.fence as f where f.queue_id = (raise_is_copy.queue).queue_id;
+    select r.node, r.database, r.dsn into v_root, v_base, v_dsn from cascade_internal.root_location((raise_is_copy.queue).queue_id) as r;
+    v_hint := format('Do it at the root%s.', ', database ' || v_base);
+    if v_node.role is distinct from 'root' then
+        v_fence.cause := null;
+        v_fact := format('this database is %s "%s" of the set, the root is "%s"', v_node.role, v_node.node, v_root);
+    elsif v_fence.cause = 'conflict' then
+        v_root := null; v_base := null; v_dsn := null;
+        v_fact := format('root "%s" is fenced, another node was made the root too%s', v_node.node, ': ' || v_fence.detail);
+        v_hint := format('An operator keeps one of them: cascade resolve %s --keep UID.', v_name);
+    elsif v_root <> v_node.node then
+        v_fact := format('the reign of "%s" is over, the root is "%s"%s', v_node.node, v_root, ': ' || v_fence.detail);
+    elsif v_fence.cause in ('over', 'rewound') then
+        v_root := null; v_base := null; v_dsn := null;
+        v_fact := format('root "%s" is fenced, %s%s', v_node.node,
+                         case v_fence.cause when 'over' then 'its reign is over' else 'its database has lost events that other nodes have' end,
+                         ': ' || v_fence.detail);
+        v_hint := 'Where the next root is, is not known here: cascade status shows it; cascade failover makes one.';
+    else
+        v_root := v_node.node;
+        v_fence.cause := 'operation';
+        v_fact := format('root "%s" is fenced, the root is being moved%s', v_node.node, ': ' || v_fence.detail);
+        v_hint := format('Try again in a moment%s.', ', at the latest at ' || v_fence.expires_at::text);
+    end if;
+    raise exception 'queue "%" % here: %', v_name, raise_is_copy.what, v_fact
+        using errcode = 'QC401', hint = v_hint,
+              detail = jsonb_build_object('set', v_name, 'role', v_node.role, 'node', v_node.node, 'root', v_root,
+                                          'database', v_base, 'dsn', v_dsn, 'cause', v_fence.cause);
 end
 $$;
-comment on function cascade_internal.raise_is_copy(cascade_internal.queue, text) is 'Raises QC401, naming the role and the root.';
+comment on function cascade_internal.raise_is_copy(cascade_internal.queue, text) is 'Raises QC401: why, and where the root is.';
 
 -- The fence: a trigger on the parent table, which every producer meets and no copier does.
 create or replace function cascade_internal.refuse_insert()

@@ -150,7 +150,9 @@ begin
     return jsonb_build_object(
         'set_uid', v_root.set_uid, 'node_no', v_member.node_no, 'generation', v_member.generation, 'since_tick', v_member.since_tick,
         'term', v_queue.term, 'term_uid', v_queue.term_uid, 'options', cascade_internal.queue_options(v_queue),
-        'terms', cascade_internal.known_terms(v_queue.queue_id), 'members', cascade_internal.known_members(v_queue.queue_id));
+        'terms', cascade_internal.known_terms(v_queue.queue_id), 'members', cascade_internal.known_members(v_queue.queue_id),
+        'history', cascade_internal.known_history(v_queue.queue_id),
+        'consumers', cascade_internal.known_consumers(v_queue.queue_id, v_root.node));
 end
 $$;
 comment on function cascade.add_member(text, text, text, jsonb, boolean) is 'Adds a member at the root, and returns what its node must know.';

@@ -169,7 +169,8 @@ $$;
 comment on function cascade_internal.member_positions(cascade_internal.queue) is 'Where every member stands, as far as is known here.';
 
 -- cascade.advance_watermark(set): the root computes the global watermark, and publishes it when it has
--- moved past events, or when somebody's rotation waits for it.  An idle set publishes nothing.
+-- moved past events, or when somebody's rotation waits for it.  Beside it, it publishes where its
+-- own consumers stand, when they have moved, in case it is lost.  An idle set publishes nothing.
 create or replace function cascade.advance_watermark("set" text)
 returns table (tick_id bigint, is_published boolean, held_by text)
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -212,6 +213,7 @@ begin
         advance_watermark.tick_id := v_tick.tick_id;
         advance_watermark.is_published := true;
     end if;
+    perform cascade_internal.publish_consumers(v_queue, v_root.node);
     return next;
 end
 $$;

@@ -1,0 +1,127 @@
+"""cascade history and cascade resolve: the terms of a set, and what to do about two that exclude one another."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, LiteralString
+
+import click
+
+from cascade.cli import JSON_OPTION, operate
+from cascade.cli import output as out
+from cascade.cli.asking import ask
+from cascade.cli.operate import TIMEOUT_OPTION
+from cascade.cli.status import FILE_OPTION
+from cascade.errors import ConfigError, UnsafeError
+
+if TYPE_CHECKING:
+    from cascade.topology import Topology
+    from cascade.topology.observe import Observed
+
+RESOLVE: LiteralString = "select cascade.resolve(%s, %s, %s)"
+COLUMNS = [
+    out.Column("term", "term", "id"),
+    *out.columns("text", "node", "state", "cause"),
+    out.Column("fork_tick", "after tick", "id"),
+    *out.columns("text", "at", "reason", "uid"),
+]
+
+
+@click.command()
+@click.argument("set_name", metavar="SET")
+@FILE_OPTION
+@TIMEOUT_OPTION
+@JSON_OPTION
+def history(set_name: str, path: Path, timeout_s: float, as_json: bool) -> None:
+    """Show the reigns of a set's roots, from the first.
+
+    Each term has a number, which the ids of its ticks and events begin with, and a uid.  It began after the last tick
+    of its parent that counts, the fork.  Two that are open at once are a conflict: see cascade resolve.
+
+    \b
+    cascade history orders -f orders.yaml
+    cascade history orders -f orders.yaml --json | jq -r '.[] | select(.state == "open").uid'
+    """
+    _, observed = ask(path, set_name, timeout_s)
+    out.echo_list(COLUMNS, rows(observed), as_json=as_json, when_empty=f"nobody knows set {set_name}")
+
+
+def rows(observed: Observed) -> list[dict[str, Any]]:
+    """Return the terms that anybody knows, by number."""
+    valid = {term.uid for term in observed.tips}
+    return [
+        {
+            "term": str(term.number),
+            "node": term.node,
+            "state": "given up" if term.voided_by else ("open" if term.uid in valid else "over"),
+            "cause": term.cause,
+            "fork_tick": str(term.fork.tick_id) if term.fork else None,
+            "at": term.at,
+            "reason": term.reason,
+            "uid": term.uid,
+            "parent_uid": term.parent_uid,
+            "voided_by": term.voided_by,
+        }
+        for term in sorted(observed.terms.values(), key=lambda term: (term.number, term.uid))
+    ]
+
+
+@click.command()
+@click.argument("set_name", metavar="SET")
+@FILE_OPTION
+@click.option("--keep", required=True, metavar="UID", help="The term that stays: cascade history shows them.")
+@click.option("--reason", required=True, metavar="TEXT", help="Why this one; it is written into the journals.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and stop.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@TIMEOUT_OPTION
+@JSON_OPTION
+def resolve(
+    set_name: str, path: Path, keep: str, reason: str, dry_run: bool, yes: bool, timeout_s: float, as_json: bool
+) -> None:
+    """Keep one of two roots that were promoted at once.
+
+    Both were fenced when they heard of one another.  The root of the term that is kept takes inserts again; the other
+    one stays fenced, keeps everything, and is brought back by cascade resurrect, its tail in quarantine.  Run it again
+    when a node that did not answer is back.
+
+    \b
+    cascade history orders -f orders.yaml
+    cascade resolve orders --keep 5b0c7d1e-8f52-4a64-9a0e-5f0d4d1a2b3c --reason "it has the payments" -f orders.yaml
+    """
+    topology, observed = ask(path, set_name, timeout_s)
+    kept = observed.terms.get(keep)
+    if kept is None or kept.voided_by is not None:
+        known = ", ".join(term.uid for term in observed.tips)
+        raise ConfigError(f"set {set_name} has no such term", hint=f"Open are {known}.")
+    if kept not in observed.tips:
+        raise UnsafeError(f"term {kept.number} of {kept.node} is over", hint="Keep one that nothing has ended.")
+    if len(observed.tips) == 1:
+        out.echo_done({"set": set_name, "kept": keep, "nodes": []}, "nothing to resolve", as_json=as_json)
+        return
+    if not as_json:
+        given_up = ", ".join(f"term {term.number} of {term.node}" for term in observed.tips if term is not kept)
+        click.echo(f"keep term {kept.number} of {kept.node}; give up {given_up}")
+    done: list[str] = []
+    if not dry_run:
+        operate.confirm(f"set {set_name}: go ahead?", yes=yes, as_json=as_json)
+        done = asyncio.run(tell_all(topology, observed, keep, kept.node, reason))
+    message = f"told {', '.join(done)}; cascade plan -f {path} says what is left to do" if done else "nothing was done"
+    silent = sorted(observed.silent)
+    out.echo_done({"set": set_name, "kept": keep, "nodes": done, "silent": silent}, message, as_json=as_json)
+
+
+async def tell_all(topology: Topology, observed: Observed, keep: str, root: str, reason: str) -> list[str]:
+    """Tell every node that answers which term stays: other roots first, then its own, then everybody else."""
+    from psycopg.types.json import Jsonb
+
+    from cascade.node.comeback import EXCHANGE, TERMS
+    from cascade.node.survey import Links
+
+    order = sorted(observed.views.values(), key=lambda view: (not view.role.is_root, view.node == root, view.node))
+    async with Links(topology, observed) as links:
+        known = [term for view in order for term in await links.call(view.node, TERMS, observed.set)]
+        for view in order:
+            await links.call(view.node, EXCHANGE, observed.set, Jsonb(known))
+            await links.call(view.node, RESOLVE, observed.set, keep, reason)
+    return [view.node for view in order]

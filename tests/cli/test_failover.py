@@ -1,0 +1,298 @@
+"""Operating a set from the command line: four databases, no daemons, one file.
+
+The file names its databases by variables, so that a test can cut one off by giving it an address where nobody is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+from click.testing import CliRunner, Result
+
+from cascade.cli.main import main
+from cascade.dev import Server
+from cascade.node import reign
+from cascade.node.survey import Links, survey
+from cascade.topology import load
+from tests.cli.conftest import _database
+
+FILE = """\
+# our orders
+version: 1
+databases:
+  d1: {dsn: "${SHOP_D1}"}
+  d2: {dsn: "${SHOP_D2}"}
+  d3: {dsn: "${SHOP_D3}"}
+sets:
+  orders:  # the only set
+    nodes:
+      s1: {database: d1, role: root}  # in Amsterdam
+      s2: {database: d2, role: branch, provider: s1}
+      s3: {database: d3, role: branch, provider: s1}
+"""
+NOBODY = "host=127.0.0.1 port=1 dbname=nobody connect_timeout=2"
+
+
+class Shop:
+    """The file, the databases, and an operator's hands."""
+
+    def __init__(self, file: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.file, self._patch = file, monkeypatch
+        self.dsns = {f"s{number}": _database(server, "cli_template") for number in (1, 2, 3)}
+        file.write_text(FILE)
+        self.connect()
+        monkeypatch.setattr(reign, "GRACE_S", 0.02)
+        self.run("set", "create", "orders")
+        for node in ("s2", "s3"):
+            self.run("node", "add", "orders", node)
+        self.insert("s1", 1, 2, 3)
+        self.settle()
+
+    def connect(self, *, lost: tuple[str, ...] = ()) -> None:
+        """Have everybody reachable but those who are lost."""
+        for node, dsn in self.dsns.items():
+            self._patch.setenv(f"SHOP_D{node[1:]}", NOBODY if node in lost else dsn)
+
+    def invoke(self, *arguments: str, stdin: str | None = None) -> Result:
+        has_file = arguments[0] in ("topology",) or any(part.endswith(".json") for part in arguments[1:2])
+        more = () if has_file else ("-f", str(self.file))
+        return CliRunner().invoke(main, [*arguments, *more], env={"CASCADE_DEBUG": None}, input=stdin)
+
+    def run(self, *arguments: str, code: int = 0) -> str:
+        result = self.invoke(*arguments)
+        assert result.exit_code == code, result.output
+        return result.output
+
+    def json(self, *arguments: str) -> Any:
+        result = self.invoke(*arguments, "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    def query(self, node: str, query: str, *arguments: object) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.dsns[node], autocommit=True) as conn:
+            found = conn.execute(query.encode(), arguments or None)
+            return found.fetchall() if found.description else []
+
+    def insert(self, node: str, *numbers: int) -> None:
+        for number in numbers:
+            self.query(node, "insert into queue.orders (type, payload) values ('t', %s)", json.dumps({"n": number}))
+
+    def settle(self, *nodes: str) -> None:
+        """Tick at the root, and have branches copy."""
+        topology = load(self.file)
+        root = topology.sets["orders"].root.name
+        self.query(root, "select cascade.tick('orders')")
+
+        async def copy() -> None:
+            links = Links(topology, await survey(topology, "orders"))
+            for node in nodes or [name for name in topology.sets["orders"].nodes if name != root]:
+                await reign.copy_some(links, node)
+
+        asyncio.run(copy())
+
+    def numbers(self, node: str) -> list[int]:
+        query = "select (payload->>'n')::int from queue.orders where origin is distinct from '.cascade' order by id"
+        return [row[0] for row in self.query(node, query)]
+
+
+@pytest.fixture
+def shop(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    return Shop(tmp_path / "orders.yaml", server, monkeypatch)
+
+
+def test_a_set_as_the_file_says_needs_nothing(shop: Shop) -> None:
+    assert "nothing to do" in shop.run("plan")
+    assert shop.run("apply").count("nothing to do") == 1
+    assert shop.file.read_text() == FILE
+    assert shop.json("plan")["plans"][0]["steps"] == []
+
+
+def test_a_switchover_is_shown_then_done_and_the_file_keeps_its_comments(shop: Shop) -> None:
+    shown = shop.run("switchover", "orders", "--to", "s2", "--dry-run")
+    assert "now:\norders\n  s1 root" in shown and "after:\norders\n  s2 root" in shown and "fence s1" in shown
+    assert shop.file.read_text() == FILE and shop.query("s2", "select role from cascade.nodes") == [("branch",)]
+    done = shop.json("switchover", "orders", "--to", "s2", "--reason", "maintenance")
+    assert done["kind"] == "switchover" and 0 < done["pause_seconds"] < 10 and done["file_changed"]
+    assert done["revision"] == 1
+    text = shop.file.read_text()
+    expected = FILE.replace("s1: {database: d1, role: root}", "s1: {database: d1, role: branch, provider: s2}")
+    expected = expected.replace("s2: {database: d2, role: branch, provider: s1}", "s2: {database: d2, role: root}")
+    expected = expected.replace("role: branch, provider: s1}", "role: branch, provider: s2}")
+    assert text == expected.replace("# the only set\n", "# the only set\n    revision: 1\n")
+    shop.insert("s2", 4)
+    assert shop.numbers("s2") == [1, 2, 3, 4]
+    assert "nothing to do" in shop.run("switchover", "orders", "--to", "s2")
+    terms = shop.json("history", "orders")
+    assert [(term["node"], term["state"], term["cause"]) for term in terms] == [
+        ("s1", "over", "created"),
+        ("s2", "open", "switchover"),
+    ]
+    assert "switchover" in shop.run("history", "orders")
+
+
+def test_editing_the_file_and_applying_it_is_the_switchover(shop: Shop) -> None:
+    text = FILE.replace("s1: {database: d1, role: root}", "s1: {database: d1, role: branch, provider: s3}")
+    shop.file.write_text(
+        text.replace("s3: {database: d3, role: branch, provider: s1}", "s3: {database: d3, role: root}")
+    )
+    assert "done; writers waited" in shop.run("apply", "--yes")
+    assert shop.query("s3", "select role from cascade.nodes") == [("root",)]
+    assert "revision: 1" in shop.file.read_text()
+
+
+def test_a_saved_plan_is_carried_out_once(shop: Shop, tmp_path: Path) -> None:
+    shop.file.write_text(
+        FILE.replace("s3: {database: d3, role: branch, provider: s1}", "s3: {database: d3, role: branch, provider: s2}")
+    )
+    saved = tmp_path / "plan.json"
+    shop.run("plan", "--out", str(saved))
+    assert "s3 copies from s2" in shop.run("apply", str(saved), "--dry-run")
+    assert shop.query("s3", "select provider from cascade.nodes") == [("s1",)]
+    shop.run("apply", str(saved))
+    assert shop.query("s3", "select provider from cascade.nodes") == [("s2",)]
+    assert "revision: 1" in shop.file.read_text()
+    assert "the plan is stale" in shop.run("apply", str(saved), code=3)
+    saved.write_text("{}")
+    assert "is no plan" in shop.run("apply", str(saved), code=2)
+
+
+def test_a_lost_root_from_the_first_word_to_the_closed_books(shop: Shop) -> None:
+    shop.insert("s1", 4, 5)
+    shop.query("s1", "select cascade.tick('orders')")
+    shop.insert("s1", 6)
+    shop.connect(lost=("s1",))
+    refused = shop.run("failover", "orders", "--dead", "s1", code=3)
+    [fork] = shop.query("s2", "select tick_id from cascade.nodes")[0]
+    assert f"loss: what the old root took after tick {fork}" in refused
+    assert f"--allow-loss {fork}" in refused and "--fenced-by" in refused
+    assert shop.file.read_text() == FILE
+    words = ("--fenced-by", "powered off", "--allow-loss", str(fork), "--reason", "fire")
+    assert "done" in shop.run("failover", "orders", "--dead", "s1", *words)
+    assert "s1: {database: d1, role: branch, provider: s2}  # in Amsterdam" in shop.file.read_text()
+    shop.insert("s2", 7)
+    [certificate] = shop.json("certificate", "list")
+    assert (certificate["state"], certificate["pending"], certificate["fork_tick"]) == ("open", ["s1"], str(fork))
+
+    shop.insert("s1", 8)  # it has not heard yet
+    shop.connect()
+    assert "resurrect s1: its tail goes to quarantine" in shop.run("resurrect", "orders", "s1", "--dry-run")
+    assert "set aside" in shop.run("resurrect", "orders", "s1")
+    [held] = [row for row in shop.json("quarantine", "list", "orders") if row["state"] == "held"]
+    assert (held["node"], held["events"]) == ("s1", 4)
+    events = shop.json("quarantine", "show", "orders", "s1", "--state", "held")
+    assert [json.loads(event["payload"])["n"] for event in events] == [4, 5, 6, 8]
+    assert "held" in shop.run("quarantine", "list", "orders")
+
+    assert "1 events would be discarded" in shop.run(
+        "quarantine", "discard", "orders", "s1", "--id", events[3]["id"], "--dry-run"
+    )
+    assert "1 events are discarded" in shop.run("quarantine", "discard", "orders", "s1", "--id", events[3]["id"])
+    assert shop.json("quarantine", "republish", "orders", "s1")["events"] == 3
+    assert shop.json("quarantine", "republish", "orders", "s1")["events"] == 0
+    assert shop.numbers("s2") == [1, 2, 3, 7, 4, 5, 6]
+    [certificate] = shop.json("certificate", "list", "orders")
+    counts = {key: certificate[key] for key in ("state", "tail", "republished", "discarded", "duplicates", "held")}
+    assert counts == {"state": "closed", "tail": 4, "republished": 3, "discarded": 1, "duplicates": 0, "held": 0}
+    assert "closed" in shop.run("certificate", "show", "orders", "1")
+    assert "has no certificate 2" in shop.run("certificate", "show", "orders", "2", code=1)
+    shop.settle()
+    assert shop.numbers("s1") == shop.numbers("s2") == shop.numbers("s3")
+
+
+def test_a_database_that_never_returns_is_declared_destroyed(shop: Shop) -> None:
+    shop.connect(lost=("s1",))
+    [fork] = shop.query("s2", "select tick_id from cascade.nodes")[0]
+    shop.run("failover", "orders", "--dead", "s1", "--to", "s3", "--fenced-by", "gone", "--allow-loss", str(fork))
+    words = ("--destroyed", "s1", "--reason", "shredded")
+    assert "does not wait for s2" in shop.run(
+        "certificate", "close", "orders", "1", "--destroyed", "s2", "--reason", "x", code=2
+    )
+    assert "certificate 1 is closed" in shop.run("certificate", "close", "orders", "1", *words)
+
+
+def test_a_lost_branch_is_left(shop: Shop) -> None:
+    shop.file.write_text(
+        FILE.replace("s3: {database: d3, role: branch, provider: s1}", "s3: {database: d3, role: branch, provider: s2}")
+    )
+    shop.run("apply")
+    shop.connect(lost=("s2",))
+    assert "s3 copies from s1" in shop.run("failover", "orders", "--dead", "s2")
+    assert shop.query("s3", "select provider from cascade.nodes") == [("s1",)]
+    assert "s3: {database: d3, role: branch, provider: s1}" in shop.file.read_text()
+
+
+def test_an_old_file_is_refused_and_can_be_brought_up_to_date(shop: Shop) -> None:
+    shop.run("switchover", "orders", "--to", "s2")
+    now = shop.file.read_text()
+    shop.file.write_text(FILE)
+    refused = shop.run("apply", code=3)
+    assert "the file is based on no revision, the databases have revision 1: s1 has role branch" in refused
+    assert "nothing to do" in shop.run("switchover", "orders", "--to", "s2"), (
+        "a resumed one may still have the old file"
+    )
+    assert shop.file.read_text() == now
+    shop.file.write_text(FILE)
+    assert shop.run("topology", "export", str(shop.file)) == now
+    shop.run("topology", "export", str(shop.file), "--write")
+    assert shop.file.read_text() == now
+    assert "nothing to do" in shop.run("plan")
+
+
+def test_two_roots_at_once_are_resolved_by_an_operator(shop: Shop) -> None:
+    [tick] = shop.query("s2", "select cascade.describe_set('orders')->'tick'")
+    for node, number in (("s2", 102), ("s3", 103)):
+        uid = f"00000000-0000-0000-0000-000000000{number}"
+        shop.query(node, "select cascade.open_ballot('orders', %s, %s, %s)", number, uid, node)
+        query = "select cascade.promote('orders', %s, %s, 'failover', %s, %s, '{}')"
+        chain = bytes.fromhex(tick[0]["chain"].removeprefix("\\x"))
+        shop.query(node, query, uid, number, tick[0]["tick_id"], chain)
+    shop.insert("s3", 30)
+    assert "it is split between the terms" in shop.run("plan", code=3)
+    assert [term["state"] for term in shop.json("history", "orders")] == ["over", "open", "open"]
+    keep = ("--keep", "00000000-0000-0000-0000-000000000102", "--reason", "it has more")
+    assert "give up term 103 of s3" in shop.run("resolve", "orders", *keep, "--dry-run")
+    assert "no such term" in shop.run(
+        "resolve", "orders", "--keep", "00000000-0000-0000-0000-000000000999", "--reason", "x", code=2
+    )
+    assert "told s1, s3, s2" in shop.run("resolve", "orders", *keep)
+    assert "nothing to resolve" in shop.run("resolve", "orders", *keep)
+    assert [term["state"] for term in shop.json("history", "orders")] == ["over", "open", "given up"]
+    shop.run("topology", "export", str(shop.file), "--write")
+    assert "resurrect s3" in shop.run("resurrect", "orders", "s3")
+    assert shop.query("s3", "select role, provider from cascade.nodes") == [("branch", "s2")]
+    [held] = [row for row in shop.json("quarantine", "list", "orders") if row["state"] == "held"]
+    assert (held["node"], held["events"]) == ("s3", 1)
+
+
+def test_somebody_at_a_terminal_is_asked(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("cascade.cli.operate.sys", terminal)
+    assert shop.invoke("switchover", "orders", "--to", "s2", stdin="n\n").exit_code == 130
+    assert shop.query("s2", "select role from cascade.nodes") == [("branch",)]
+    result = shop.invoke("switchover", "orders", "--to", "s2", stdin="y\n")
+    assert result.exit_code == 0 and "switchover of set orders: go ahead?" in result.output
+    assert shop.query("s2", "select role from cascade.nodes") == [("root",)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("switchover", "orders", "--to", "s9"), 2, "no node 's9'"),
+        (("switchover", "oders", "--to", "s2"), 2, "there is no set 'oders'"),
+        (("failover", "orders", "--dead", "s1"), 3, "s1 answers, and its term is open"),
+        (("plan", "oders"), 2, "there is no set 'oders'"),
+        (("resurrect", "orders", "s1"), 2, "s1 is the root in the file"),
+        (("quarantine", "discard", "orders", "s1"), 2, "name events with --id, or pass --all"),
+        (("quarantine", "list", "orders"), 0, "nothing is in quarantine"),
+        (("certificate", "list"), 0, "there are no certificates"),
+    ],
+)
+def test_what_makes_no_sense_is_said(shop: Shop, arguments: tuple[str, ...], code: int, told: str) -> None:
+    assert told in shop.run(*arguments, code=code)
+    assert shop.file.read_text() == FILE
