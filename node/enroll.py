@@ -13,8 +13,8 @@ from typing import Any, LiteralString
 from psycopg.types.json import Jsonb
 
 from cascade.db import AsyncConnection, connect, translated
-from cascade.errors import CascadeError, NodeNotFoundError, TransientError
-from cascade.node.home import JOIN, SERVED, Home, join_error
+from cascade.errors import CascadeError, MovedOnError, NodeNotFoundError, TransientError
+from cascade.node.home import JOIN, SERVED, Home, Standing, join_error
 from cascade.topology import Node, Topology, expand
 
 log = logging.getLogger("cascade.node.enroll")
@@ -130,21 +130,33 @@ async def switch(home: Home, provider: str, *, from_file: bool = False) -> int:
     local = await home.connect("switch")
     try:
         me = await home.describe(local)
-        address = await home.address(local, provider)
-        new = await connect(address, service=f"{me.node}/switch")
-        try:
-            answer = await home.call(new, JOIN, home.set, Jsonb(me.introduction))
-        finally:
-            await new.close()
-        if answer["answer"] not in SERVED:
-            raise join_error(answer["answer"], answer["detail"])
-        generation = int(await home.call(local, SET_PROVIDER, home.set, provider, me.generation, from_file))
+        while True:
+            try:
+                generation = await _ask_and_change(home, local, me, provider, from_file=from_file)
+                break
+            except MovedOnError:
+                # Somebody told it of a new term, which changes nothing here; another switch or a pause does.
+                before, me = me, await home.describe(local)
+                if me.generation == before.generation or (me.provider, me.state) != (before.provider, before.state):
+                    raise
         log.info("set %s: node %s copies from %s now, no longer from %s", home.set, me.node, provider, me.provider)
         if me.provider is not None and me.provider != provider:
             await _forget(home, local, me.provider, me.node)
         return generation
     finally:
         await local.close()
+
+
+async def _ask_and_change(home: Home, local: AsyncConnection, me: Standing, provider: str, *, from_file: bool) -> int:
+    """Ask a provider whether it would serve a node, and change the node's row if nobody else has meanwhile."""
+    new = await connect(await home.address(local, provider), service=f"{me.node}/switch")
+    try:
+        answer = await home.call(new, JOIN, home.set, Jsonb(me.introduction))
+    finally:
+        await new.close()
+    if answer["answer"] not in SERVED:
+        raise join_error(answer["answer"], answer["detail"])
+    return int(await home.call(local, SET_PROVIDER, home.set, provider, me.generation, from_file))
 
 
 async def _forget(home: Home, local: AsyncConnection, provider: str, node: str) -> None:
