@@ -185,6 +185,8 @@ def _aftermath(
     if own["fence"] is not None:
         cause, _, detail = own["fence"].partition(": ")
         yield f"inserts are refused: {detail or cause}; {_remedy(node, cause, own, root)}", 2
+    elif own["role"] == "root" and root is not None and root["node"] != own["node"]:
+        yield f"{root['node']} reigns, and this one takes inserts until its daemon hears of it", 2
     if events := answer.quarantine.get(node.set, 0):
         yield f"{events} events in quarantine: cascade quarantine list {node.set}", 1
     if root is not None and root["node"] == node.name:

@@ -145,7 +145,8 @@ def as_row(node: NodeStatus) -> dict[str, Any]:
 def draw(wanted: Set, found: Sequence[NodeStatus]) -> str:
     """Draw a set as it is: under the root that reigns and the providers that its nodes really have."""
     by_name = {node.node: node for node in found}
-    root = next((node.node for node in found if node.role == "root" and node.state != "fenced"), None)
+    roots = [node for node in found if node.role == "root" and node.state != "fenced"]
+    root = max(roots, key=lambda node: node.tick_id or 0).node if roots else None
     nodes = {name: as_it_is(node, by_name[name], root) for name, node in wanted.nodes.items()}
     if root is not None:
         nodes = {root: nodes[root], **nodes}
@@ -169,7 +170,7 @@ def describe(node: NodeStatus) -> list[str]:
     """Return the columns of one node."""
     mark = ("✓", "!", "✗")[node.level]
     if node.tick_id is None:
-        return [f"{mark} {node.state}", "", "", "", "", *node.notes]
+        return [f"{mark} {node.state}", "", "", "", "", "; ".join(node.notes)]
     if node.role == "root":
         behind = ""
     elif node.lag_ticks is None:

@@ -163,6 +163,13 @@ def test_the_tree_is_drawn_under_the_root_that_reigns() -> None:
     ]
 
 
+def test_an_old_root_that_does_not_know_yet_is_critical() -> None:
+    topology, nodes, ahead = found_in(after(said(row("s1", "root", None, 100))))
+    assert ahead.root == "s2" and nodes["s1"].level == 2
+    assert any("takes inserts until its daemon hears" in note for note in nodes["s1"].notes)
+    assert draw(topology.sets["orders"], list(nodes.values())).splitlines()[1].startswith("  s2 root")
+
+
 def test_an_old_root_that_is_fenced_stands_beside_the_tree() -> None:
     old = said(row("s1", "root", None, 100, state="fenced", fence="over: ended at tick 95"))
     topology, nodes, ahead = found_in(after(old))
