@@ -23,7 +23,7 @@ import psycopg
 
 from cascade.batch import CHANNEL, EVENTS, FINISH, NEXT_BATCH, RELEASE, RENEW, RETRY, Held, Reading
 from cascade.codec import Codec
-from cascade.db import AsyncConnection, connect, raw_json, translated
+from cascade.db import AsyncConnection, Notifications, connect, raw_json, translated
 from cascade.errors import BatchLostError, CascadeError, TransientError
 from cascade.event import Event
 from cascade.names import BatchId, EventId, QueueName, TickId
@@ -168,6 +168,7 @@ class Stream(Generic[T]):
         self._dsn, self._queue, self._reading, self._codec = dsn, queue, reading, codec
         self._prefetch, self._poll_s = prefetch, poll_s
         self._reader: AsyncConnection | None = None
+        self._notifications: Notifications | None = None
         self._writer: AsyncConnection | None = None
         self._keeper: AsyncConnection | None = None
         self._batches: AsyncIterator[Batch[T]] | None = None
@@ -273,7 +274,7 @@ class Stream(Generic[T]):
                 finishing = None
                 delays = Backoff().delays()
                 if batch is None:
-                    await self._wait(conn, leave)
+                    await self._wait(leave)
                 elif not batch.events:
                     # Not on the connection for finishing: there a handler's transaction may be open.
                     finishing = batch
@@ -310,13 +311,14 @@ class Stream(Generic[T]):
             except BaseException:
                 await conn.close()
                 raise
-            self._reader = conn
+            self._reader, self._notifications = conn, Notifications(conn)
         return self._reader
 
-    async def _wait(self, conn: AsyncConnection, leave: asyncio.Event) -> None:
+    async def _wait(self, leave: asyncio.Event) -> None:
         """Wait for a tick to be announced, or for the time to look anyway."""
+        assert self._notifications is not None
         leaving = asyncio.create_task(leave.wait())
-        listening = asyncio.create_task(_one_notification(conn, self._poll_s))
+        listening = asyncio.create_task(self._notifications.wait(self._poll_s))
         try:
             await asyncio.wait((leaving, listening), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -349,8 +351,3 @@ async def _outcome(task: asyncio.Task[T]) -> T:
     """Wait for a task; being cancelled here does not cancel it."""
     await asyncio.wait((task,))
     return task.result()
-
-
-async def _one_notification(conn: AsyncConnection, timeout_s: float) -> None:
-    async for _ in conn.notifies(timeout=timeout_s, stop_after=1):
-        pass

@@ -7,6 +7,9 @@
 On the subscriber one durable transaction holds the events, the ticks and the control events' effects.  It
 lands only if provider, generation and position are what they were when the batch was fetched, and
 the provider is asked once more, after the last event was read, whether everything is still held.
+
+A small range, which is what there is while a node keeps up, takes two calls: one of the provider, which
+reads the events and then looks once more, and one of the own database, a transaction by itself.
 """
 
 from __future__ import annotations
@@ -21,19 +24,21 @@ from typing import Any, LiteralString
 from cascade.db import AsyncConnection, connect, translated
 from cascade.errors import JoinError, MovedOnError, RejoinError
 from cascade.node.home import Home, Standing
-from cascade.node.pipe import deadline, pipe, set_up_reader
+from cascade.node.pipe import Raw, carry_arrays, deadline, pipe, set_up_reader
 from cascade.node.signals import Wakeups, listening
 
 log = logging.getLogger("cascade.node.copier")
 
 LOCK: LiteralString = "select pg_try_advisory_lock(1127303507, 1000000 + %s)"
-NEXT: LiteralString = (
-    "select to_tick, to_chain, events, ticks::text, query, version, last_tick"
-    " from cascade.next_copy(%s, %s, %s, %s, %s, %s, %s)"
+FETCH: LiteralString = (
+    "select to_tick, to_chain, events, ticks::text, query, version, last_tick,"
+    " ids, times, txids, types, keys, payloads, headers, origins, origin_ids"
+    " from cascade.fetch_copy(%s, %s, %s, %s, %s, %s, %s, %s)"
 )
 CHECK: LiteralString = "select cascade.check_copy(%s, %s, %s, %s, %s, %s)"
 BEGIN: LiteralString = "select cascade.begin_copy(%s, %s, %s, %s, %s)"
 FINISH: LiteralString = "select cascade.finish_copy(%s, %s::jsonb)"
+STORE: LiteralString = "select cascade.store_copy(%s, %s, %s, %s, %s, %s::jsonb, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +54,13 @@ class Pace:
     max_events: int = 50_000
     #: A transaction is kept below about so many bytes, for standbys and logical decoding.
     max_bytes: int = 32 * 1024 * 1024
+    #: A range of at most so many stored bytes, and an event per KiB of them, is fetched by one call, stored by another.
+    small_bytes: int = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What the provider offers next: ticks as JSON text, and the query for their events."""
+    """What the provider offers next: ticks as JSON text, the query for their events, and a few events themselves."""
 
     to_tick: int
     to_chain: bytes
@@ -62,6 +69,8 @@ class Range:
     query: str
     version: int
     last_tick: int
+    #: The events column by column, where the range is small; checked already.
+    columns: tuple[Any, ...] | None
 
 
 class Copier:
@@ -83,6 +92,7 @@ class Copier:
         async with AsyncExitStack() as stack:
             local = await self.home.connect("copier")
             stack.push_async_callback(local.close)
+            carry_arrays(local)
             await stack.enter_async_context(
                 listening(self.home.dsn, "cascade_node", self.wakeups, service=f"{self.home.set}/node")
             )
@@ -124,6 +134,7 @@ class Copier:
             provider = await connect(address, service=f"{me.node}/copier")
             stack.callback(provider.pgconn.finish)
             await set_up_reader(provider)
+            self.adapt(provider)
             me, channel = await self.home.join(local, provider, me)
             await stack.enter_async_context(listening(address, channel, self.wakeups, service=f"{me.node}/listen"))
             self.note = None
@@ -149,13 +160,18 @@ class Copier:
         self.turned_at = time.monotonic()
         return found
 
+    def adapt(self, provider: AsyncConnection) -> None:
+        """Say in which form events are wanted from the provider."""
+        carry_arrays(provider)
+
     async def next_range(self, provider: AsyncConnection, me: Standing, tick_id: int, chain: bytes) -> Range | None:
         """Ask the provider what follows."""
         most = max(100, min(self.pace.max_events, int(self.pace.max_bytes / self._event_bytes)))
-        arguments = (self.home.set, me.node, me.generation, tick_id, chain, self.pace.max_ticks, most)
+        limits = (self.pace.max_ticks, most, self.pace.small_bytes)
+        arguments = (self.home.set, me.node, me.generation, tick_id, chain, *limits)
         with translated(), deadline(self.home.link_timeout_s, provider):
-            row: Any = await (await provider.execute(NEXT, arguments)).fetchone()
-        return None if row is None else Range(*row)
+            row: Any = await (await provider.execute(FETCH, arguments, binary=True)).fetchone()
+        return None if row is None else Range(*(*row[:7], None if row[7] is None else row[7:]))
 
     async def check(self, provider: AsyncConnection, me: Standing, after: tuple[int, bytes], found: Range) -> None:
         """Ask the provider, after the last event was read, whether they were all there."""
@@ -165,6 +181,12 @@ class Copier:
         self, local: AsyncConnection, provider: AsyncConnection, me: Standing, after: tuple[int, bytes], found: Range
     ) -> None:
         """Write one range in one transaction; after any error nothing of it is there, or all."""
+        if found.columns is not None:
+            begin = (self.home.set, me.provider, me.generation, *after)
+            await self.home.call(local, STORE, *begin, found.ticks, *found.columns)
+            self.events += found.events
+            self.bytes += sum(len(column.data) for column in found.columns if isinstance(column, Raw))
+            return
         with translated(), deadline(self.home.link_timeout_s, local, provider) as timer:
             async with local.transaction():
                 cur = await local.execute(BEGIN, (self.home.set, me.provider, me.generation, *after))

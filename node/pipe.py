@@ -3,6 +3,8 @@
 The driver hands out one chunk per row; here whatever has arrived is joined into blocks, which
 is what makes a copy cheap.  The server that is read and the server that is written work at the
 same time: writing has a queue of its own.
+
+A few events travel as arrays instead, one per column, in binary and unparsed as well: `Raw`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 
+from psycopg import pq
+from psycopg.abc import AdaptContext, Buffer
+from psycopg.adapt import Dumper, Loader
 from psycopg.copy import AsyncQueuedLibpqWriter
 
 from cascade.db import AsyncConnection
@@ -93,6 +98,36 @@ async def pipe(source: AsyncConnection, query: str, target: AsyncConnection, tab
                 timer.extend()
                 size += len(block)
     return size
+
+
+class Raw:
+    """A value as one server sent it, in binary, for another server to read."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+class _RawLoader(Loader):
+    format = pq.Format.BINARY
+
+    def load(self, data: Buffer) -> Raw:
+        return Raw(bytes(data))
+
+
+class _RawDumper(Dumper):
+    format = pq.Format.BINARY
+
+    def dump(self, obj: Raw) -> Buffer:
+        return obj.data
+
+
+def carry_arrays(context: AdaptContext) -> None:
+    """Have arrays that arrive in binary stay as they are, and be sent on so."""
+    for name in ("int8", "timestamptz", "text", "json"):
+        context.adapters.register_loader(context.adapters.types[name].array_oid, _RawLoader)
+    context.adapters.register_dumper(Raw, _RawDumper)
 
 
 async def set_up_reader(conn: AsyncConnection) -> None:

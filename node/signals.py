@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 
 import psycopg
 
-from cascade.db import connect
+from cascade.db import Notifications, connect
 from cascade.errors import CascadeError
 from cascade.node.pipe import deadline
 from cascade.retry import Backoff
@@ -62,16 +62,18 @@ async def _listen(dsn: str, channel: str, wakeups: Wakeups, service: str) -> Non
         try:
             conn = await connect(dsn, service=service)
             try:
+                notifications = Notifications(conn)
                 with deadline(ALIVE_S, conn):
                     await conn.execute(f"listen {channel}".encode())
                 # What was committed before the LISTEN announced itself to nobody.
                 wakeups.wake()
                 while True:
-                    async for _ in conn.notifies(timeout=ALIVE_S, stop_after=1):
+                    if await notifications.wait(ALIVE_S):
                         wakeups.wake()
+                    else:
+                        with deadline(ALIVE_S, conn):
+                            await conn.execute("select 1")
                     delays = Backoff(most_s=5.0).delays()
-                    with deadline(ALIVE_S, conn):
-                        await conn.execute("select 1")
             finally:
                 conn.pgconn.finish()
         except (CascadeError, psycopg.Error, OSError) as error:

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
-from cascade.db import AsyncConnection, connect, translated
+from cascade.db import AsyncConnection, Notifications, connect, translated
 from cascade.names import QueueName, TickId
 from cascade.node.pipe import deadline
 
@@ -42,6 +42,8 @@ class Pace:
     """How often the ticker looks."""
 
     busy_s: float = 0.005
+    #: Woken by an event that is too young for a tick.
+    young_s: float = 0.002
     writers_s: float = 0.025
     asleep_s: float = 1.0
     #: Looks without a tick before it goes to sleep.
@@ -61,6 +63,7 @@ class Ticker:
         self._pace = pace or Pace()
         self._timeout_s = timeout_s
         self._conn: AsyncConnection | None = None
+        self._notifications: Notifications | None = None
         self._armed = False
         #: Nobody was writing at the last count who had looked at the register before it was armed.
         self._is_clear = False
@@ -75,6 +78,7 @@ class Ticker:
         """Take turns until `stop` is set."""
         conn = await connect(self._dsn, service="ticker")
         self._conn, self._armed, self._is_clear, self.turned_at = conn, False, False, None
+        self._notifications = Notifications(conn)
         try:
             with translated():
                 with deadline(self._timeout_s, conn):
@@ -117,7 +121,7 @@ class Ticker:
             # Idle, or events came without a wake-up: count in queues that were made meanwhile.
             return await self._arm()
         # Woken without a tick: the event is younger than the queue's tick_max_lag allows.
-        return self._pace.busy_s
+        return self._pace.young_s
 
     async def _arm(self) -> float:
         """Ask to be woken, and return how long to sleep."""
@@ -142,13 +146,11 @@ class Ticker:
         """Wait for a wake-up, the time to look, or the end."""
         if seconds <= 0 or stop.is_set():
             return
-        assert self._conn is not None
+        assert self._notifications is not None
         if not self._armed:
             await asyncio.sleep(seconds)
             return
-        self._notified = False
-        async for _ in self._conn.notifies(timeout=seconds, stop_after=1):
-            self._notified = True
+        self._notified = await self._notifications.wait(seconds)
 
     async def _fetch(self, query: LiteralString) -> list[Any]:
         assert self._conn is not None

@@ -9,11 +9,16 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.fixtures.backend import Backend, labels, start
 from tests.fixtures.database import Database
 
 LABELS = labels()
+
+# How fast examples are made depends on what else the machine does; timings are never asserted.
+settings.register_profile("cascade", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("cascade")
 
 
 def pytest_report_header() -> str:

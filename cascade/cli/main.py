@@ -30,7 +30,7 @@ COMMANDS = {
     "demo": "Watch four databases carry one queue, and see that none loses or doubles anything.",
     "dev": "PostgreSQL servers on this machine, for development and for the demo.",
     "failover": "Replace a lost root, or leave a lost branch; says first what may be lost.",
-    "history": "The reigns of a set's roots, from the first.",
+    "history": "Show the reigns of a set's roots, from the first.",
     "node": "The daemon, and what an operator does to one node of a set.",
     "plan": "Compare a topology file with the databases, and show what would be done.",
     "quarantine": "Events that a lost root had and nobody else: look, republish, discard.",

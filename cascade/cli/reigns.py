@@ -71,7 +71,7 @@ def rows(observed: Observed) -> list[dict[str, Any]]:
 @click.argument("set_name", metavar="SET")
 @FILE_OPTION
 @click.option("--keep", required=True, metavar="UID", help="The term that stays: cascade history shows them.")
-@click.option("--reason", required=True, metavar="TEXT", help="Why this one; it is written into the journals.")
+@click.option("--reason", default="", metavar="TEXT", help="Why this one; it is written into the journals.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done, and stop.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @TIMEOUT_OPTION

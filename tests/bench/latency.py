@@ -78,9 +78,11 @@ def _backends(bench: Bench) -> dict[str, int]:
         return dict(conn.execute(query, (["cascade/ticker", "cascade/rotator"],)).fetchall())
 
 
-def trickle(producer: str, reader: str, queue: str, count: int) -> tuple[list[float], list[float]]:
+def trickle(
+    producer: str, reader: str, queue: str, count: int, module: str = "tests.bench.consume"
+) -> tuple[list[float], list[float]]:
     """Return the latencies in milliseconds, from before the insert and from after its commit."""
-    command = [sys.executable, "-m", "tests.bench.consume", reader, queue, str(count)]
+    command = [sys.executable, "-m", module, reader, queue, str(count)]
     statement = f"insert into queue.{queue} (type, payload) values ('placed', %s::json)".encode()
     committed: list[int] = []
     chance = random.Random(7)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.fixtures.cascade import LINK_TIMEOUT_S, Cascade, eventually
 from tests.fixtures.proxy import TO_CLIENT, TO_SERVER
 
@@ -30,13 +32,15 @@ def test_a_connection_cut_in_the_middle_of_a_copy_costs_nothing(cascade: Cascade
     cascade.check_all()
 
 
-def test_a_lost_reply_to_commit_is_no_reason_to_copy_twice(cascade: Cascade) -> None:
+@pytest.mark.parametrize(("count", "commit"), [(50, b"store_copy"), (3000, b"COMMIT")], ids=["small", "large"])
+def test_a_lost_reply_to_commit_is_no_reason_to_copy_twice(cascade: Cascade, count: int, commit: bytes) -> None:
+    """A small range is stored by one call, which is its transaction; a leaf has one around its handler."""
     links = [cascade.define().proxy(name, name) for name in ("s2", "s4")]
     cascade.run()
     for turn in range(1, 4):
-        for link in links:
-            link.lose_reply_to(b"COMMIT")
-        cascade.publish(500)
+        for link, text in zip(links, (commit, b"COMMIT"), strict=True):
+            link.lose_reply_to(text)
+        cascade.publish(count)
         for link in links:
             eventually(lambda link=link, turn=turn: link.replies_lost == turn)
         cascade.settle()

@@ -74,7 +74,7 @@ class Chaos:
         self.link().cut_after(self.chance.randrange(200_000), self.chance.choice([TO_SERVER, TO_CLIENT]))
 
     def lose_commit(self) -> None:
-        self.link().lose_reply_to(b"COMMIT")
+        self.link().lose_reply_to(self.chance.choice([b"COMMIT", b"store_copy"]))
 
     def half_open(self) -> None:
         self.link().half_open()

@@ -279,7 +279,10 @@ def test_when_the_root_is_gone_home_is_asked_where_the_next_is(
         assert caught.value.is_retryable
         kingdom.crown(kingdom.s1)
         producer.publish("at s1")
-    assert kingdom.stored() == {"s1": ["at s1"], "s2": ["at s2"]}
+        turned_away = proxy.refused
+        producer.publish("at s1 again")
+        assert proxy.refused == turned_away, "a root that is gone is not tried with every event"
+    assert kingdom.stored() == {"s1": ["at s1", "at s1 again"], "s2": ["at s2"]}
 
 
 def test_no_event_is_lost_or_doubled_while_the_crown_goes_back_and_forth(

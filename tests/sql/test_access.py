@@ -88,11 +88,13 @@ CALLS = {
     "join_provider": "cascade.join_provider('{q}', '{{}}')",
     "register_subscriber": "cascade.register_subscriber('{q}', 'mine', 1)",
     "forget_subscriber": "cascade.forget_subscriber('{q}', 'mine')",
+    "fetch_copy": "cascade.fetch_copy('{q}', 'mine', 1, 1, '', 1, 1, 1)",
     "next_copy": "cascade.next_copy('{q}', 'mine', 1, 1, '', 1, 1)",
     "check_copy": "cascade.check_copy('{q}', 'mine', 1, 1, '', 1)",
     "begin_copy": "cascade.begin_copy('{q}', 'mine', 1, 1, '')",
     "finish_copy": "cascade.finish_copy('{q}', '[]')",
     "finish_leaf_copy": "cascade.finish_leaf_copy('{q}', '[]', '[]')",
+    "store_copy": "cascade.store_copy('{q}', 'mine', 1, 1, '', '[]'" + ", null" * 9 + ")",
     "tell": "cascade.tell('{q}', 'mine', '[]')",
     "report": "cascade.report('{q}')",
     "advance_watermark": "cascade.advance_watermark('{q}')",
@@ -138,12 +140,11 @@ CALLS = {
 NODE = {
     "add_member", "create_node", "readmit_node", "set_provider", "pause_node", "resume_node", "set_processing",
     "note_error", "note_answer", "raise_generation", "node_generation", "describe_node", "join_provider",
-    "register_subscriber", "forget_subscriber", "next_copy", "check_copy", "begin_copy", "finish_copy",
-    "finish_leaf_copy", "tell", "report", "advance_watermark", "describe_set", "exchange_terms", "stand_down",
-    "complete_fence", "root_duty", "heir_duty", "take_handover", "note_withdrawn", "next_term_number", "renew_term",
-    "promote", "demote", "certificate_report", "amend_certificate",
-    "move_consumer", "accept_consumer", "refuse_consumer",
-    "finish_move", "cancel_move",
+    "register_subscriber", "forget_subscriber", "fetch_copy", "next_copy", "check_copy", "begin_copy", "finish_copy",
+    "finish_leaf_copy", "store_copy", "tell", "report", "advance_watermark", "describe_set", "exchange_terms",
+    "stand_down", "complete_fence", "root_duty", "heir_duty", "take_handover", "note_withdrawn", "next_term_number",
+    "renew_term", "promote", "demote", "certificate_report", "amend_certificate", "move_consumer", "accept_consumer",
+    "refuse_consumer", "finish_move", "cancel_move",
 }  # fmt: skip
 PRODUCER = {"post", "post_many", "reserve_id"}
 CONSUMER = {

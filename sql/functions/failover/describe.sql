@@ -6,10 +6,12 @@ as $$
 declare
     v_node  cascade_internal.node := cascade_internal.find_node(describe_set."set");
     v_queue cascade_internal.queue := cascade_internal.find_queue(describe_set."set");
-    v_tick  constant cascade_internal.tick := cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots);
+    v_tick  cascade_internal.tick;
+    v_dirty boolean;
     v_first bigint;
     v_fence cascade_internal.fence;
 begin
+    select s.tick, s.is_dirty into v_tick, v_dirty from cascade_internal.look_at_end(v_queue) as s;
     execute cascade_internal.ticks_query(v_queue) || ' order by tick_id limit 1' into v_first;
     select f.* into v_fence from cascade_internal.fence as f where f.queue_id = v_queue.queue_id;
     return jsonb_build_object(
@@ -21,7 +23,7 @@ begin
         'tick', to_jsonb(v_tick), 'first_tick', v_first, 'term_uid', v_tick.term_uid,
         'term', (select t.number from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.uid = v_tick.term_uid),
         'next_number', cascade.next_term_number(describe_set."set"),
-        'is_dirty', cascade_internal.is_dirty(v_queue, v_tick), 'watermark', cascade_internal.watermark(v_queue),
+        'is_dirty', v_dirty, 'watermark', cascade_internal.watermark(v_queue),
         'highest_told', (select max(t.tick_id) from cascade_internal.told as t where t.queue_id = v_queue.queue_id),
         'terms', cascade_internal.known_terms(v_queue.queue_id),
         'members', (select coalesce(jsonb_agg(jsonb_build_object(

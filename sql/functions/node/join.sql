@@ -6,12 +6,14 @@ as $$
 declare
     v_node  cascade_internal.node := cascade_internal.find_node(describe_node."set");
     v_queue cascade_internal.queue := cascade_internal.find_queue(describe_node."set");
-    v_tick  cascade_internal.tick := cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots);
+    v_tick  cascade_internal.tick;
+    v_dirty boolean;
 begin
+    select s.tick, s.is_dirty into v_tick, v_dirty from cascade_internal.look_at_end(v_queue) as s;
     return jsonb_build_object(
         'set_uid', v_node.set_uid, 'node', v_node.node, 'role', v_node.role, 'provider', v_node.provider,
         'generation', v_node.generation, 'state', v_node.state, 'answer', v_node.answer, 'known_from', v_node.known_from,
-        'queue_id', v_queue.queue_id, 'is_dirty', cascade_internal.is_dirty(v_queue, v_tick), 'at', clock_timestamp(),
+        'queue_id', v_queue.queue_id, 'is_dirty', v_dirty, 'at', clock_timestamp(),
         'tick', to_jsonb(v_tick), 'terms', cascade_internal.known_terms(v_queue.queue_id));
 end
 $$;
@@ -40,6 +42,25 @@ begin
 end
 $$;
 comment on function cascade_internal.is_dirty(cascade_internal.queue, cascade_internal.tick) is 'Whether there are events outside the snapshot of the last tick.';
+
+-- The last tick, and whether anything lies beyond it.  These are two looks: what a copier commits in between lies
+-- beyond the tick of the first, and is nothing to be alarmed at; so the tick is looked at once more.
+create or replace function cascade_internal.look_at_end(queue cascade_internal.queue, out tick cascade_internal.tick, out is_dirty boolean)
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_again cascade_internal.tick := cascade_internal.newest_tick((look_at_end.queue).queue_id, (look_at_end.queue).slots);
+begin
+    loop
+        look_at_end.tick := v_again;
+        look_at_end.is_dirty := cascade_internal.is_dirty(look_at_end.queue, look_at_end.tick);
+        exit when not look_at_end.is_dirty;
+        v_again := cascade_internal.newest_tick((look_at_end.queue).queue_id, (look_at_end.queue).slots);
+        exit when v_again.tick_id = (look_at_end.tick).tick_id;
+    end loop;
+end
+$$;
+comment on function cascade_internal.look_at_end(cascade_internal.queue) is 'The last tick of a queue, and whether events lie beyond it.';
 
 -- cascade.join_provider(set, subscriber): a node introduces itself, as describe_node() has it.  Both
 -- sides store the terms they did not know before anything else, which is why a refusal is an

@@ -6,20 +6,24 @@ returns cascade_internal.tick
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_tick cascade_internal.tick;
-    v_gen  bigint;
-    v_look integer;
+    v_tick   cascade_internal.tick;
+    v_gen    bigint;
+    v_oldest bigint;
+    v_look   integer;
 begin
     -- Twice, since rotation may pass while we look from new to old.
     for v_look in 1 .. 2 loop
-        for v_gen in reverse cascade_internal.current_gen(newest_tick.queue_id, newest_tick.slots)
-                     .. cascade_internal.oldest_gen(newest_tick.queue_id) loop
+        v_gen := cascade_internal.current_gen(newest_tick.queue_id, newest_tick.slots);
+        loop
             execute format('select t.* from cascade_internal.tick_%s_%s as t order by t.tick_id desc limit 1',
                            newest_tick.queue_id, v_gen % newest_tick.slots)
                into v_tick;
             if v_tick.tick_id is not null then
                 return v_tick;
             end if;
+            v_oldest := coalesce(v_oldest, cascade_internal.oldest_gen(newest_tick.queue_id), v_gen);
+            v_gen := v_gen - 1;
+            exit when v_gen < v_oldest;
         end loop;
     end loop;
     return null;
@@ -32,15 +36,18 @@ returns cascade_internal.tick
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_tick cascade_internal.tick;
-    v_gen  bigint;
+    v_tick   cascade_internal.tick;
+    v_gen    bigint := cascade_internal.current_gen(find_tick.queue_id, find_tick.slots);
+    v_oldest bigint;
 begin
-    for v_gen in reverse cascade_internal.current_gen(find_tick.queue_id, find_tick.slots)
-                 .. cascade_internal.oldest_gen(find_tick.queue_id) loop
+    loop
         execute format('select t.* from cascade_internal.tick_%s_%s as t where t.tick_id = %L',
                        find_tick.queue_id, v_gen % find_tick.slots, find_tick.tick_id)
            into v_tick;
         exit when v_tick.tick_id is not null;
+        v_oldest := coalesce(v_oldest, cascade_internal.oldest_gen(find_tick.queue_id), v_gen);
+        v_gen := v_gen - 1;
+        exit when v_gen < v_oldest;
     end loop;
     return v_tick;
 end
