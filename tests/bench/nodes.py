@@ -27,6 +27,8 @@ class Nodes:
     def __init__(self, cluster: Cluster, providers: Mapping[str, str | None]) -> None:
         self._servers: list[Server] = list(cluster.nodes.values())
         self._names = list(providers)
+        #: What daemons print; a measure that kills servers wants less.
+        self.log_level = "warning"
         databases = {name: Database(name=name, dsn=self.dsn(name)) for name in providers}
         nodes = {
             name: Node(
@@ -62,7 +64,7 @@ class Nodes:
     def start(self, *names: str) -> None:
         """Run daemons until their nodes follow the root."""
         for name in names or self._names:
-            command = [sys.executable, "-m", "cascade.cli.main", "node", "run", "--log-level", "warning"]
+            command = [sys.executable, "-m", "cascade.cli.main", "node", "run", "--log-level", self.log_level]
             self.daemons[name] = subprocess.Popen([*command, "--topology", str(self.file), "--database", name])
         for name in names or self._names:
             wait(lambda name=name: self.tick(name) is not None, 60, f"daemon {name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import psycopg
@@ -412,3 +413,19 @@ def test_a_branch_that_was_switched_over_to_twice_counts_its_generations_anew(no
         return bool(s1.value("select min(gen) >= 2 from cascade_internal.generation"))
 
     eventually(freed)
+
+
+def test_a_ticker_that_looked_before_the_offer_makes_no_tick_and_no_fuss(nodes: Nodes) -> None:
+    """It reads the list of queues, then their events, then locks; the offer comes in between."""
+    (s1, _), step = begun(nodes)
+    s1.insert(1)
+    ticker, watcher = s1.connect(), s1.connect()
+    waiting = f"select wait_event_type from pg_stat_activity where pid = {ticker.info.backend_pid}"
+    with ThreadPoolExecutor() as pool:
+        with s1.main.transaction():
+            s1.main.execute("lock table queue.q in access exclusive mode")
+            made = pool.submit(lambda: ticker.execute("select tick_id from cascade.make_ticks()").fetchall())
+            eventually(lambda: watcher.execute(waiting.encode()).fetchone() == ("Lock",))
+            step.fence()
+            step.offer()
+        assert made.result(30) == []
