@@ -183,7 +183,8 @@ async def catch_up(links: Links, step: s.CatchUp) -> None:
     """Have the chosen successor copy from the most advanced carrier, and wait for it as long as it gets on."""
     view = await links.view(step.node)
     if view.provider != step.provider:
-        await switch(links.home(step.node), step.provider)
+        # Whom it copied from is most likely the root that is lost.
+        await switch(links.home(step.node), step.provider, tells_old=False)
     tick, moved_at = view.tick.tick_id, time.monotonic()
     while tick < step.tick_id:
         if time.monotonic() - moved_at > GRACE_S:
