@@ -13,8 +13,8 @@ from typing import Any, LiteralString
 from psycopg.types.json import Jsonb
 
 from cascade.db import AsyncConnection, connect, translated
-from cascade.errors import CascadeError, NodeNotFoundError, TransientError
-from cascade.node.home import JOIN, SERVED, Home, join_error
+from cascade.errors import CascadeError, MovedOnError, NodeNotFoundError, TransientError
+from cascade.node.home import JOIN, SERVED, Home, Standing, join_error
 from cascade.topology import Node, Topology, expand
 
 log = logging.getLogger("cascade.node.enroll")
@@ -129,22 +129,33 @@ async def switch(home: Home, provider: str, *, from_file: bool = False, tells_ol
     """
     local = await home.connect("switch")
     try:
-        me = await home.describe(local)
-        address = await home.address(local, provider)
-        new = await connect(address, service=f"{me.node}/switch")
-        try:
-            answer = await home.call(new, JOIN, home.set, Jsonb(me.introduction))
-        finally:
-            await new.close()
-        if answer["answer"] not in SERVED:
-            raise join_error(answer["answer"], answer["detail"])
-        generation = int(await home.call(local, SET_PROVIDER, home.set, provider, me.generation, from_file))
+        while True:
+            me = await home.describe(local)
+            await _ask_to_join(home, local, provider, me)
+            try:
+                generation = int(await home.call(local, SET_PROVIDER, home.set, provider, me.generation, from_file))
+                break
+            except MovedOnError:
+                # After a promotion every node learns the new term within moments, which is nobody's change of mind.
+                if not (await home.describe(local)).is_like(me):
+                    raise
         log.info("set %s: node %s copies from %s now, no longer from %s", home.set, me.node, provider, me.provider)
         if tells_old and me.provider is not None and me.provider != provider:
             await _forget(home, local, me.provider, me.node)
         return generation
     finally:
         await local.close()
+
+
+async def _ask_to_join(home: Home, local: AsyncConnection, provider: str, me: Standing) -> None:
+    """Introduce a node to a provider, and raise the answer if that would not serve it."""
+    new = await connect(await home.address(local, provider), service=f"{me.node}/switch")
+    try:
+        answer = await home.call(new, JOIN, home.set, Jsonb(me.introduction))
+    finally:
+        await new.close()
+    if answer["answer"] not in SERVED:
+        raise join_error(answer["answer"], answer["detail"])
 
 
 async def _forget(home: Home, local: AsyncConnection, provider: str, node: str) -> None:

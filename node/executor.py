@@ -61,6 +61,9 @@ class Executor:
         self.outcome = Outcome(revision=observed.revision or None)
         self._tell = tell
         self._fenced_at: float | None = None
+        #: The newest term that the plan is based on.
+        terms = [term for term in observed.terms.values() if term.voided_by is None]
+        self._known = max(terms, key=lambda term: term.number).uid if terms else None
 
     async def run(self) -> Outcome:
         """Take all steps; raise at the first that cannot be taken, those before it are done."""
@@ -117,7 +120,7 @@ class Executor:
             case s.CatchUp():
                 await reign.catch_up(links, step)
             case s.OpenBallots():
-                await reign.open_ballots(links, step)
+                await reign.open_ballots(links, step, self._known)
             case s.CloseBallots():
                 await reign.close_ballots(links, step)
             case s.Promote():

@@ -67,6 +67,11 @@ class Standing:
             introduction=found,
         )
 
+    def is_like(self, other: Standing) -> bool:
+        """Whether nobody switched, paused, promoted or dropped it in between; a term may have been learned."""
+        mine = (self.role, self.provider, self.state, self.answer == "dropped")
+        return mine == (other.role, other.provider, other.state, other.answer == "dropped")
+
     @property
     def is_stopped(self) -> bool:
         """Whether an operator, its provider's answer or a promotion keeps it from copying."""

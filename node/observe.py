@@ -1,14 +1,12 @@
-"""Observation: what every database of a topology says of its nodes, asked at once; and what to make of it.
+"""Observation: what every database of a topology says of its nodes, asked at once.
 
-A database that does not answer is no reason to show nothing: what the others last heard of its nodes
-is shown, with its age.
+A database that does not answer is no reason to show nothing: assess.py and outlook.py make the best of the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, LiteralString
 
 import psycopg
@@ -17,24 +15,19 @@ from psycopg.rows import dict_row
 from cascade.db import connect, translated
 from cascade.errors import CascadeError, SchemaError
 from cascade.node.enroll import dsn_of
-from cascade.node.home import SQLSTATES
-from cascade.topology import Node, Topology
+from cascade.topology import Topology
 
 NODES: LiteralString = "select n.*, clock_timestamp() as asked_at from cascade.nodes as n"
 MEMBERS: LiteralString = "select * from cascade.members"
 ROTATION: LiteralString = "select * from cascade.rotation"
-TICK_IDLE: LiteralString = (
-    "select queue, extract(epoch from (options->>'tick_idle')::interval)::float8 as tick_idle_s from cascade.queues"
+QUEUES: LiteralString = (
+    "select queue, events_ticked, ids_after_tick,"
+    " extract(epoch from (options->>'tick_idle')::interval)::float8 as tick_idle_s from cascade.queues"
 )
-
-#: A node so far behind, in seconds, is worth a warning.
-LAG_WARNING_S = 10.0
-#: Daemons give a sign of life every ten seconds, which each hop passes on as late; this long without one, and
-#: a root that is so late with its idle tick, mean that there is no daemon.
-SILENT_S = 60.0
-#: Who holds retention is named once it holds something back, or for so long.
-HELD_NOTE_S = 60.0
-LEVELS = ("healthy", "warning", "critical")
+CERTIFICATES: LiteralString = "select set, number, pending from cascade.certificates where state = 'open'"
+QUARANTINE: LiteralString = (
+    "select set, sum(events)::bigint as events from cascade.quarantine where state = 'held' group by set"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,34 +37,11 @@ class Answer:
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
     members: list[dict[str, Any]] = field(default_factory=list)
     rotation: dict[str, dict[str, Any]] = field(default_factory=dict)
-    tick_idle_s: dict[str, float] = field(default_factory=dict)
+    queues: dict[str, dict[str, Any]] = field(default_factory=dict)
+    #: Certificates that are open, and how many events are held in quarantine here.
+    certificates: list[dict[str, Any]] = field(default_factory=list)
+    quarantine: dict[str, int] = field(default_factory=dict)
     error: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeStatus:
-    """One node, as known now: fields are None when nobody knows."""
-
-    set: str
-    node: str
-    database: str
-    wanted_role: str
-    wanted_provider: str | None
-    role: str | None = None
-    provider: str | None = None
-    state: str = "unknown"
-    tick_id: int | None = None
-    lag_ticks: int | None = None
-    lag_seconds: float | None = None
-    lag_events: int | None = None
-    hop_ticks: int | None = None
-    hop_seconds: float | None = None
-    events_per_second: float | None = None
-    bytes: int | None = None
-    watermark: int | None = None
-    heard_at: datetime | None = None
-    level: int = 0
-    notes: tuple[str, ...] = ()
 
 
 async def observe(topology: Topology, *, timeout_s: float = 5.0) -> dict[str, Answer]:
@@ -91,7 +61,9 @@ async def _ask(topology: Topology, database: str, timeout_s: float) -> Answer:
                         nodes = await (await cur.execute(NODES)).fetchall()
                         members = await (await cur.execute(MEMBERS)).fetchall()
                         rotation = await (await cur.execute(ROTATION)).fetchall()
-                        idle = await (await cur.execute(TICK_IDLE)).fetchall()
+                        queues = await (await cur.execute(QUEUES)).fetchall()
+                        certificates = await (await cur.execute(CERTIFICATES)).fetchall()
+                        quarantine = await (await cur.execute(QUARANTINE)).fetchall()
             finally:
                 conn.pgconn.finish()
     except TimeoutError:
@@ -104,182 +76,7 @@ async def _ask(topology: Topology, database: str, timeout_s: float) -> Answer:
         nodes={row["set"]: row for row in nodes},
         members=members,
         rotation={row["queue"]: row for row in rotation},
-        tick_idle_s={row["queue"]: row["tick_idle_s"] for row in idle},
-    )
-
-
-def assess(topology: Topology, answers: dict[str, Answer], now: datetime | None = None) -> list[NodeStatus]:
-    """Return every node of the topology, in the order of the file, with what is known of it."""
-    moment = now or datetime.now(UTC)
-    return [
-        _assess_node(topology, node, answers, moment)
-        for found in topology.sets.values()
-        for node in found.nodes.values()
-    ]
-
-
-def _assess_node(topology: Topology, node: Node, answers: dict[str, Answer], now: datetime) -> NodeStatus:
-    answer = answers[node.database]
-    own = answer.nodes.get(node.set)
-    base: dict[str, Any] = {
-        "set": node.set,
-        "node": node.name,
-        "database": node.database,
-        "wanted_role": str(node.role),
-        "wanted_provider": node.provider,
-    }
-    if own is None:
-        return _assess_silent(topology, node, answer, answers, base, now)
-    root = _row_of(topology, node.set, own["root"], answers)
-    provider = _row_of(topology, node.set, own["provider"], answers)
-    notes, level = _notes(node, own, answer)
-    lag = _lag(root, own)
-    hop = _lag(provider, own)
-    if lag["seconds"] is not None and lag["seconds"] > LAG_WARNING_S:
-        level = max(level, 1)
-        notes.append("far behind")
-    if (silent_s := _silent_s(own, answer, root, topology, answers)) is not None:
-        level = max(level, 2 if own["role"] == "root" else 1)
-        notes.append(f"no sign of its daemon for {silent_s:.0f} s")
-    if own["role"] != "root" and root is None:
-        notes.append("the root does not answer: its lag is not known")
-    return NodeStatus(
-        **base,
-        role=own["role"],
-        provider=own["provider"],
-        state=own["state"],
-        tick_id=own["tick_id"],
-        lag_ticks=lag["ticks"],
-        lag_seconds=lag["seconds"],
-        lag_events=lag["events"],
-        hop_ticks=hop["ticks"],
-        hop_seconds=hop["seconds"],
-        events_per_second=float(own["events_per_second"]),
-        bytes=int(own["bytes"]),
-        watermark=own["watermark"],
-        heard_at=own["asked_at"],
-        level=level,
-        notes=tuple(notes),
-    )
-
-
-def _silent_s(
-    own: dict[str, Any], answer: Answer, root: dict[str, Any] | None, topology: Topology, answers: dict[str, Answer]
-) -> float | None:
-    """Return how long nothing was seen of a node's daemon, if that is too long; the database alone says little."""
-    if own["role"] == "root":
-        age = float(own["tick_age_seconds"]) - answer.tick_idle_s.get(own["set"], float("inf"))
-        return age if age > SILENT_S else None
-    if root is None or own["state"] != "running":
-        return None
-    database = topology.sets[own["set"]].nodes[root["node"]].database
-    for row in answers[database].members:
-        if (row["set"], row["node"]) == (own["set"], own["node"]) and row["heard_at"] is not None:
-            age = float((root["asked_at"] - row["heard_at"]).total_seconds())
-            return age if age > SILENT_S else None
-    return None
-
-
-def _row_of(topology: Topology, set_name: str, node: str | None, answers: dict[str, Answer]) -> dict[str, Any] | None:
-    """Return what another node says of itself, if it answers."""
-    if node is None or node not in topology.sets[set_name].nodes:
-        return None
-    return answers[topology.sets[set_name].nodes[node].database].nodes.get(set_name)
-
-
-def _lag(ahead: dict[str, Any] | None, own: dict[str, Any]) -> dict[str, Any]:
-    """Return how far a node is behind another one that answered."""
-    if ahead is None:
-        return {"ticks": None, "seconds": None, "events": None}
-    if ahead["tick_id"] <= own["tick_id"] or ahead["term_uid"] != own["term_uid"]:
-        return {"ticks": 0, "seconds": 0.0, "events": 0} if ahead["tick_id"] <= own["tick_id"] else _lag(None, own)
-    seconds = (ahead["tick_at"] - own["tick_at"]).total_seconds()
-    return {
-        "ticks": ahead["tick_id"] - own["tick_id"],
-        "seconds": max(0.0, seconds),
-        "events": ahead["events"] - own["events"],
-    }
-
-
-def _notes(node: Node, own: dict[str, Any], answer: Answer) -> tuple[list[str], int]:
-    """Return what people should know of a node that answered, and how bad it is."""
-    notes, level = [], 0
-    if own["role"] != node.role or own["node"] != node.name:
-        notes.append(f"TOPOLOGY_DRIFT: it is {own['role']} {own['node']}, the file says {node.role} {node.name}")
-        level = 1
-    elif own["provider"] != node.provider:
-        notes.append(f"TOPOLOGY_DRIFT: it copies from {own['provider']}, the file says {node.provider}")
-        level = 1
-    if own["answer"] in SQLSTATES:
-        notes.append(f"{own['answer']}: {own['answer_detail']}")
-        level = 2
-    elif own["state"] == "paused":
-        notes.append("paused")
-        level = max(level, 1)
-    if own["error"]:
-        notes.append(own["error"])
-        level = max(level, 1)
-    rotation = answer.rotation.get(node.set)
-    held_s = (own["asked_at"] - own["held_since"]).total_seconds() if own["held_since"] else 0.0
-    if own["held_by"] not in (None, own["node"]) and (
-        held_s > HELD_NOTE_S or (rotation or {})["blocked_by"] == "watermark"
-    ):
-        notes.append(f"{own['held_by']} holds {own['held_bytes'] / 2**20:.1f} MB for {held_s:.0f} s")
-    elif rotation and rotation["blocked_by"] not in (None, "tick", "step"):
-        notes.append(f"rotation waits: {rotation['detail']}")
-    return notes, level
-
-
-def _assess_silent(
-    topology: Topology, node: Node, answer: Answer, answers: dict[str, Answer], base: dict[str, Any], now: datetime
-) -> NodeStatus:
-    """Return a node whose database does not answer, or has no such node: what the others last heard of it."""
-    heard = [
-        row
-        for other in answers.values()
-        for row in other.members
-        if row["set"] == node.set and row["node"] == node.name and row["heard_at"] is not None
-    ]
-    last = max(heard, key=lambda row: (row["generation"], row["tick_id"]), default=None)
-    reason = answer.error or "its database has no such node yet"
-    notes = [reason]
-    tick = lag = seconds = heard_at = None
-    if last is not None:
-        tick, heard_at = last["tick_id"], last["heard_at"]
-        root = next(
-            (
-                found
-                for other in answers.values()
-                for found in [other.nodes.get(node.set)]
-                if found and found["role"] == "root"
-            ),
-            None,
-        )
-        notes.append(f"last heard {max(0.0, (now - heard_at).total_seconds()):.0f} s ago")
-        if root is not None:
-            lag = max(0, root["tick_id"] - tick)
-            seconds = max(0.0, (now - heard_at).total_seconds())
-    is_member = next(
-        (
-            row
-            for other in answers.values()
-            for row in other.members
-            if (row["set"], row["node"]) == (node.set, node.name)
-        ),
-        None,
-    )
-    state = "silent" if answer.error else "missing"
-    level = 2 if node.role.is_root else 1
-    if is_member is not None and is_member["state"] != "live":
-        state = is_member["state"]
-        notes.append(f"the root has it as {state}")
-    return NodeStatus(
-        **base,
-        state=state,
-        tick_id=tick,
-        lag_ticks=lag,
-        lag_seconds=seconds,
-        heard_at=heard_at,
-        level=level,
-        notes=tuple(notes),
+        queues={row["queue"]: row for row in queues},
+        certificates=certificates,
+        quarantine={row["set"]: row["events"] for row in quarantine},
     )

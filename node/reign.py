@@ -37,7 +37,7 @@ RAISE: LiteralString = "select cascade.raise_fence(%s, %s, make_interval(secs =>
 DROP: LiteralString = "select cascade.drop_fence(%s, %s)"
 OFFER: LiteralString = "select cascade.offer(%s, %s, %s, %s)"
 WITHDRAW: LiteralString = "select cascade.withdraw_handover(%s, %s)"
-OPEN_BALLOT: LiteralString = "select cascade.open_ballot(%s, %s, %s, %s)"
+OPEN_BALLOT: LiteralString = "select cascade.open_ballot(%s, %s, %s, %s, %s)"
 CLOSE_BALLOT: LiteralString = "select cascade.close_ballot(%s, %s, %s)"
 PROMOTE: LiteralString = "select cascade.promote(%s, %s, %s, %s, %s, %s, %s)"
 COMPLETE: LiteralString = "select cascade.complete_fence(%s)"
@@ -198,10 +198,10 @@ async def catch_up(links: Links, step: s.CatchUp) -> None:
             await asyncio.sleep(LOOK_S)
 
 
-async def open_ballots(links: Links, step: s.OpenBallots) -> None:
-    """Announce a promotion everywhere; whoever knows of another one refuses it."""
+async def open_ballots(links: Links, step: s.OpenBallots, known: str | None) -> None:
+    """Announce a promotion everywhere; whoever knows of another one, or of a newer term than `known`, refuses it."""
     for node in step.nodes:
-        await links.call(node, OPEN_BALLOT, links.set, step.number, step.uid, step.node)
+        await links.call(node, OPEN_BALLOT, links.set, step.number, step.uid, step.node, known)
 
 
 async def close_ballots(links: Links, step: s.CloseBallots) -> None:

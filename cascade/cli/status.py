@@ -14,11 +14,12 @@ import click
 from cascade.cli import JSON_OPTION
 from cascade.cli import output as out
 from cascade.errors import CascadeError, NodeNotFoundError
-from cascade.topology import Set, Topology, load
+from cascade.topology import Node, Role, Set, Topology, load
 from cascade.topology.render import tree
 
 if TYPE_CHECKING:
-    from cascade.node.observe import NodeStatus
+    from cascade.node.assess import NodeStatus
+    from cascade.node.outlook import Outlook
 
 FILE_OPTION = click.option(
     "--topology",
@@ -48,8 +49,8 @@ def status(path: Path, watch: bool, timeout_s: float, as_json: bool) -> int:
     """Show every set as a tree: roles, lag, rates, and what is wrong.
 
     Each line has the tick, the lag from the root and per hop, events per second, bytes, notes.  A node
-    that does not answer is shown as it was last heard of, with the age of that.  Exit code: 0 healthy, 1
-    warning, 2 critical.
+    that does not answer is shown as it was last heard of, with the age of that.  Below the tree stands
+    what the root's death would cost now, at most.  Exit code: 0 healthy, 1 warning, 2 critical.
 
     \b
     cascade status -f orders.yaml
@@ -58,46 +59,78 @@ def status(path: Path, watch: bool, timeout_s: float, as_json: bool) -> int:
     """
     topology = load(path)
     if not watch:
-        return show_status(topology, look(topology, timeout_s), as_json=as_json)
+        return show_status(topology, *look(topology, timeout_s), as_json=as_json)
     level = 0
     try:
         while True:
             found = look(topology, timeout_s)
             if not as_json:
                 click.clear()
-            level = show_status(topology, found, as_json=as_json)
+            level = show_status(topology, *found, as_json=as_json)
             time.sleep(1.0)
             topology = load(path)
     except KeyboardInterrupt:
         return level
 
 
-def look(topology: Topology, timeout_s: float) -> list[NodeStatus]:
-    """Ask every database and return what is known of every node."""
-    from cascade.node.observe import assess, observe
+def look(topology: Topology, timeout_s: float) -> tuple[list[NodeStatus], list[Outlook]]:
+    """Ask every database and return what is known of every node, and what each root's death would cost."""
+    from cascade.node.assess import assess
+    from cascade.node.observe import observe
+    from cascade.node.outlook import outlook
 
-    return assess(topology, asyncio.run(observe(topology, timeout_s=timeout_s)))
+    answers = asyncio.run(observe(topology, timeout_s=timeout_s))
+    return assess(topology, answers), outlook(topology, answers)
 
 
-def show_status(topology: Topology, found: Sequence[NodeStatus], *, as_json: bool) -> int:
+def show_status(topology: Topology, found: Sequence[NodeStatus], outlooks: Sequence[Outlook], *, as_json: bool) -> int:
     """Print the trees, and return the worst level."""
-    from cascade.node.observe import LEVELS
+    from cascade.node.assess import LEVELS
 
     worst = max((node.level for node in found), default=0)
     if as_json:
-        sets = [{"set": name, "nodes": [as_row(node) for node in found if node.set == name]} for name in topology.sets]
+        sets = [
+            {
+                "set": ahead.set,
+                "root": ahead.root,
+                "if_the_root_died": if_it_died(ahead),
+                "nodes": [as_row(node) for node in found if node.set == ahead.set],
+            }
+            for ahead in outlooks
+        ]
         out.echo_json({"level": LEVELS[worst], "sets": sets})
         return worst
-    for name, wanted in topology.sets.items():
-        click.echo(draw(wanted, [node for node in found if node.set == name]))
-        click.echo()
+    for ahead in outlooks:
+        click.echo(draw(topology.sets[ahead.set], [node for node in found if node.set == ahead.set]))
+        click.echo(f"\n{foresee(ahead)}\n")
     click.echo(LEVELS[worst])
     return worst
 
 
+def if_it_died(ahead: Outlook) -> dict[str, Any]:
+    """Return what a root's death would cost, as the contract of --json has it; what nobody knows is null."""
+    tick = None if ahead.heir_tick is None else str(ahead.heir_tick)
+    return {"heir": ahead.heir, "heir_tick": tick, "at_most_events": ahead.events, "at_most_seconds": ahead.seconds}
+
+
+def foresee(ahead: Outlook) -> str:
+    """Say what a root's death would cost, or does."""
+    if ahead.is_lost:
+        best = (
+            "no branch answers" if ahead.heir is None else f"{ahead.heir} has come furthest, to tick {ahead.heir_tick}"
+        )
+        return f"the root {ahead.root} is lost: {best}; cascade failover {ahead.set} --dead {ahead.root} --dry-run"
+    if ahead.events is None or ahead.seconds is None:
+        return "if the root died now: no branch that answers could follow it"
+    if ahead.events == 0:
+        return f"if the root died now: nothing would be lost, {ahead.heir} has everything"
+    events = "1 event" if ahead.events == 1 else f"{ahead.events} events"
+    return f"if the root died now: at most {events}, {out.human_seconds(ahead.seconds)}; {ahead.heir} has the rest"
+
+
 def as_row(node: NodeStatus) -> dict[str, Any]:
     """Return a node as the contract of --json has it."""
-    from cascade.node.observe import LEVELS
+    from cascade.node.assess import LEVELS
 
     row = asdict(node)
     return {
@@ -110,23 +143,34 @@ def as_row(node: NodeStatus) -> dict[str, Any]:
 
 
 def draw(wanted: Set, found: Sequence[NodeStatus]) -> str:
-    """Draw a set as it is: under the providers that its nodes really have."""
+    """Draw a set as it is: under the root that reigns and the providers that its nodes really have."""
     by_name = {node.node: node for node in found}
-    nodes = {
-        name: replace(node, provider=by_name[name].provider or node.provider, handler=None)
-        if node.provider is not None
-        else node
-        for name, node in wanted.nodes.items()
-    }
+    roots = [node for node in found if node.role == "root" and node.state != "fenced"]
+    root = max(roots, key=lambda node: node.tick_id or 0).node if roots else None
+    nodes = {name: as_it_is(node, by_name[name], root) for name, node in wanted.nodes.items()}
+    if root is not None:
+        nodes = {root: nodes[root], **nodes}
     notes = {name: describe(by_name[name]) for name in nodes}
     return tree(replace(wanted, nodes=nodes), notes)
+
+
+def as_it_is(node: Node, found: NodeStatus, root: str | None) -> Node:
+    """Return a node with the role and the provider that it has; of one that does not answer, as the file says.
+
+    One that the file has as root, while another one reigns, will come back as its branch.
+    """
+    was_deposed = found.role is None and node.role.is_root and root is not None
+    role = Role.BRANCH if was_deposed else Role(found.role or node.role)
+    if role.is_root:
+        return replace(node, role=node.role if node.role.is_root else role, provider=None, handler=None)
+    return replace(node, role=role, provider=found.provider or node.provider or root or "?", handler=None)
 
 
 def describe(node: NodeStatus) -> list[str]:
     """Return the columns of one node."""
     mark = ("✓", "!", "✗")[node.level]
     if node.tick_id is None:
-        return [f"{mark} {node.state}", "", "", "", "", *node.notes]
+        return [f"{mark} {node.state}", "", "", "", "", "; ".join(node.notes)]
     if node.role == "root":
         behind = ""
     elif node.lag_ticks is None:

@@ -128,8 +128,9 @@ create table if not exists cascade_internal.republished (
     queue_id integer not null,
     term_uid uuid not null,
     id       bigint not null,
+    digest   text not null,
     new_id   bigint not null,
-    constraint republished_pkey primary key (queue_id, term_uid, id),
+    constraint republished_pkey primary key (queue_id, term_uid, id, digest),
     constraint republished_queue_fkey foreign key (queue_id)
         references cascade_internal.queue on delete cascade
 );

@@ -60,8 +60,8 @@ def test_a_node_kept_by_a_parent_ends_when_the_parent_does(dsn: str) -> None:
 
 
 def test_a_demo_proves_that_every_node_has_the_same() -> None:
-    with spawn(None, "demo", "--seconds", "8", "--json") as process:
-        stdout, stderr = process.communicate(timeout=100)
+    with spawn(None, "demo", "--act", "1", "--seconds", "8", "--json") as process:
+        stdout, stderr = process.communicate(timeout=150)
     assert process.returncode == 0, stderr
     proof = json.loads(stdout)
     assert proof["proven"] is True
@@ -76,6 +76,33 @@ def test_a_demo_proves_that_every_node_has_the_same() -> None:
         assert row["committed"] == row["handled"] > 100
     assert "s4 copies from s2 now, no longer from s3" in stderr
     assert "the daemon of s2 was killed (kill -9)" in stderr
+
+
+@pytest.mark.timeout(400)
+def test_a_demo_loses_its_root_and_closes_the_books() -> None:
+    with spawn(None, "demo", "--act", "2", "--rate", "60", "--json") as process:
+        stdout, stderr = process.communicate(timeout=380)
+    assert process.returncode == 0, stderr
+    found = json.loads(stdout)
+    assert found["proven"] is True
+    [act] = found["acts"]
+    roles = {row["node"]: row["role"] for row in act["nodes"]}
+    assert roles["s1"] == "branch" and sorted(roles.values()) == ["branch", "branch", "leaf", "root"]
+    assert len({row["digest"] for row in act["nodes"] if row["role"] != "leaf"}) == 1
+    books, certificate = act["books"], act["certificate"]
+    assert books["unaccounted"] == books["invented"] == books["doubled"] == 0
+    assert books["in_log"] == books["acknowledged"] + books["unanswered"]
+    assert certificate["state"] == "closed" and certificate["held"] == 0
+    assert certificate["tail"] == certificate["republished"] == books["republished"] > 10
+    for line in (
+        "if the root died now: at most",
+        "the root s1 is lost",
+        "--allow-loss",
+        "stands down",
+        "# Berlin",
+        "takes orders",
+    ):
+        assert line in stderr, line
 
 
 def test_a_demo_ends_by_ctrl_c_and_leaves_its_servers_where_it_was_told(tmp_path: Path) -> None:

@@ -8,14 +8,16 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from cascade.node.observe import assess, observe
+from cascade.node.assess import assess
+from cascade.node.observe import observe
 from cascade.topology import load
+from tests.cluster.test_reign import hand_over, role
 from tests.fixtures.cascade import Cascade, eventually
 
 
-def done(cascade: Cascade, *arguments: str) -> dict[str, Any]:
+def done(cascade: Cascade, *arguments: str, check: bool = True) -> dict[str, Any]:
     """Run a command with --json, and return what it says."""
-    return dict(json.loads(cascade.cli(*arguments, "--json").stdout))
+    return dict(json.loads(cascade.cli(*arguments, "--json", check=check).stdout))
 
 
 def test_a_healthy_tree_is_shown_whole(orders: Cascade) -> None:
@@ -95,6 +97,22 @@ def test_a_node_without_a_daemon_is_seen_although_its_database_answers(orders: C
     assert [node.level for node in found.values()] == [2, 0, 0, 1]
     for name in ("s1", "s4"):
         assert any("no sign of its daemon" in note for note in found[name].notes)
+
+
+def test_the_tree_follows_the_root_and_says_that_the_file_does_not(orders: Cascade) -> None:
+    orders.publish(100)
+    orders.settle()
+    assert "if the root died now: " in orders.cli("status").stdout
+    hand_over(orders, "s1", "s2")
+    eventually(lambda: role(orders, "s1") == ("branch", "s2"))
+    # Whoever asked s1 while it stood down is told "stale", and asks again.
+    eventually(lambda: orders.status()[0] == 1, every_s=0.5, within_s=60)
+    assert orders.cli("status", check=False).stdout.splitlines()[1].startswith("  s2 root")
+    _, nodes = orders.status()
+    for name in ("s1", "s2"):
+        assert any("TOPOLOGY_DRIFT" in note for note in nodes[name]["notes"])
+    [found] = done(orders, "status", check=False)["sets"]
+    assert found["root"] == "s2" and found["if_the_root_died"]["heir"] == "s1"
 
 
 def test_waiting_for_a_node_ends_when_it_is_there_or_in_time(orders: Cascade) -> None:

@@ -16,6 +16,7 @@ from tests.fixtures.failover import (
     demote,
     fail_over,
     members_of,
+    promote,
     report,
     resurrect,
     set_aside,
@@ -75,6 +76,43 @@ def test_a_carrier_that_somebody_else_asked_first_refuses_the_ballot(nodes: Node
     assert s3.value(call, 103, str(uuid4()), "s3") is True
 
 
+def test_a_higher_ballot_closes_a_lower_one(nodes: Nodes) -> None:
+    _s1, s2, s3 = lost(nodes, 3)
+    call, uid = "select cascade.open_ballot('q', %s, %s, %s)", str(uuid4())
+    s2.value(call, 102, uid, "s2")
+    s2.value(call, 203, str(uuid4()), "s3")
+    with refused("QC212", "holds no ballot"):
+        promote(s2, uid, 102, "failover", s2.describe()["tick"])
+    assert s3.value(call, 203, str(uuid4()), "s3") is True
+
+
+def test_a_plan_that_has_not_heard_of_the_newest_term_gets_no_ballot(nodes: Nodes) -> None:
+    s1, s2, _s3 = lost(nodes, 3)
+    before = s1.describe()["tick"]["term_uid"]
+    fail_over(s2)
+    with refused("QC212", "s2 is promoted"):
+        s2.value("select cascade.open_ballot('q', 303, %s, 's3', %s)", str(uuid4()), before)
+
+
+def test_a_node_that_heard_of_a_term_without_its_ticks_can_end_it(nodes: Nodes) -> None:
+    """s2 is promoted and lost before anybody has copied its opening tick."""
+    s1, s2, s3 = lost(nodes, 3)
+    fail_over(s2)
+    s3.value("select cascade.exchange_terms('q', %s)", Jsonb(s2.describe()["terms"]))
+    made = fail_over(s3, without=["s2"])
+    s3.insert("on")
+    s3.tick()
+    assert s3.rows("select pending from cascade.certificates") == [(["s1", "s2"],)], "both terms were cut off"
+    for node in (s1, s2):
+        assert stand_down(node, s3)["cause"] == "over"
+        resurrect(node, s3)
+        node.join()
+        node.catch_up()
+        assert same(node, s3)
+        done = report(node, s3, made["uid"])
+    assert (done["state"], done["tail"]) == ("closed", 2)
+
+
 def test_a_stale_plan_does_not_promote(nodes: Nodes) -> None:
     _s1, s2 = lost(nodes)
     before = s2.describe()["tick"]
@@ -86,12 +124,29 @@ def test_a_stale_plan_does_not_promote(nodes: Nodes) -> None:
         s2.value(call, uid, before["tick_id"], bytes.fromhex(before["chain"][2:]))
 
 
-def test_a_node_that_knows_of_a_successor_is_not_promoted(nodes: Nodes) -> None:
-    _s1, s2, s3 = lost(nodes, 3)
+def test_a_node_beyond_the_end_of_its_term_is_not_promoted(nodes: Nodes) -> None:
+    s1, s2, s3 = nodes.line(3)
+    s3.switch(s1)
+    nodes.settle()
+    s1.insert(2)
+    s1.tick()
+    s3.catch_up()
     fail_over(s2)
     s3.value("select cascade.exchange_terms('q', %s)", Jsonb(s2.describe()["terms"]))
     with refused("QC209", "is over, ended by term"):
         fail_over(s3)
+
+
+def test_terms_that_several_nodes_told_are_learned_at_once(nodes: Nodes) -> None:
+    s1, s2, s3 = lost(nodes, 3)
+    fail_over(s2)
+    known = [*s1.describe()["terms"], *s2.describe()["terms"]]
+    given_up = {**known[-1], "voided_by": known[0]["uid"]}
+    found = s3.value("select cascade.exchange_terms('q', %s)", Jsonb([given_up, *known]))["terms"]
+    assert [(term["uid"], term["voided_by"]) for term in found] == [
+        (known[0]["uid"], None),
+        (known[-1]["uid"], known[0]["uid"]),
+    ]
 
 
 def test_a_leaf_and_a_dirty_branch_are_not_promoted(nodes: Nodes) -> None:
@@ -329,6 +384,12 @@ def test_an_event_is_republished_once_whatever_happens(nodes: Nodes) -> None:
     assert {key: done[key] for key in ("tail", "republished", "discarded", "duplicates", "held", "state")} == {
         "tail": 2, "republished": 2, "discarded": 0, "duplicates": 0, "held": 0, "state": "closed",
     }  # fmt: skip
+    # Lost once more, it is still the same event.
+    again = dict(held[0][2]) | {"origin": "q", "origin_id": held[0][1], "id": ids[0][1]}
+    assert s2.value("select cascade.republish('q', %s, %s, %s)", made["uid"], ids[0][1], Jsonb(again)) == ids[0][1]
+    # Another event under the same id, of a root that had lost its tail, is not.
+    other = dict(held[0][2]) | {"payload": '"other"'}
+    assert s2.value("select cascade.republish('q', %s, %s, %s)", held[0][0], held[0][1], Jsonb(other)) != ids[0][1]
     # The key went with the log: the next root knows it too.
     s3.join()
     s3.catch_up()

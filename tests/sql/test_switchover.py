@@ -9,7 +9,7 @@ import pytest
 
 from tests.fixtures.database import eventually
 from tests.fixtures.expect import refused
-from tests.fixtures.failover import Switchover, chain_of, demote, fail_over, stand_down
+from tests.fixtures.failover import Switchover, chain_of, demote, fail_over, report, resurrect, stand_down
 from tests.fixtures.nodes import Node, Nodes, same
 
 MILLION_MILLION = 10**12
@@ -307,18 +307,67 @@ def test_a_promotion_may_be_repeated_and_is_done_once(nodes: Nodes) -> None:
 
 
 def test_the_old_root_is_lost_after_its_offer(nodes: Nodes) -> None:
-    """The target holds the closing tick, so the failover that follows loses nothing, and its certificate says so."""
+    """The target holds the closing tick, so the failover that follows loses nothing of that term."""
     (s1, s2, s3), step = begun(nodes, 3)
     s1.insert(1)
     step.fence()
     step.offer()
     s2.catch_up()
-    fail_over(s2, s3)
-    assert s2.rows("select state, pending, tail from cascade.certificates") == [("closed", [], 0)]
+    made = fail_over(s2, s3)
+    assert s2.value("select certificate->'evidence'->'is_closing_tick' from cascade.certificates") is True
+    assert s2.rows("select state, pending, tail from cascade.certificates") == [("open", ["s1"], 0)]
     assert stand_down(s1, s2)["cause"] == "over"
     demote(s1, s2)
     s1.catch_up()
     assert same(s1, s2)
+    assert report(s1, s2, made["uid"])["state"] == "closed"
+
+
+def test_a_root_that_withdrew_its_offer_and_was_lost_then_keeps_its_certificate_open(nodes: Nodes) -> None:
+    """It went on in a term of its own, of which the others may know nothing: a closing tick proves little."""
+    (s1, s2), step = begun(nodes)
+    step.fence()
+    step.offer()
+    s2.catch_up()
+    s1.value("select cascade.withdraw_handover('q', %s)", step.op_id)
+    s1.insert("after")
+    made = fail_over(s2)
+    assert s2.rows("select state, pending from cascade.certificates") == [("open", ["s1"])]
+    assert stand_down(s1, s2)["cause"] == "over", "no conflict: the promotion ended the whole reign"
+    assert stand_down(s2, s1)["cause"] is None
+    resurrect(s1, s2)
+    assert s1.join()["answer"] == "on path"
+    s1.catch_up()
+    assert same(s1, s2)
+    done = report(s1, s2, made["uid"])
+    assert (done["state"], done["tail"], done["held"]) == ("closed", 1, 1)
+
+
+def test_a_hand_over_gives_way_to_a_ballot(nodes: Nodes) -> None:
+    """The old root is lost after it was taken; another node is about to be promoted when the heir comes to."""
+    (s1, s2, _s3), step = begun(nodes, 3)
+    step.fence()
+    step.offer()
+    s2.catch_up()
+    duty = step.duty()
+    step.take(duty)
+    s2.value("select cascade.open_ballot('q', 203, %s, 's3')", str(uuid4()))
+    with refused("QC212", "told of another promotion"):
+        step.promote(duty)
+    s1.value("select cascade.open_ballot('q', 203, %s, 's3')", str(uuid4()))
+    with refused("QC212", "announced to the old root"):
+        step.take(duty)
+
+
+def test_a_root_whose_heir_is_lost_after_it_took_the_reign_can_be_promoted_again(nodes: Nodes) -> None:
+    (s1, s2), step = begun(nodes)
+    step.fence()
+    step.offer()
+    s2.catch_up()
+    step.take()
+    fail_over(s1, without=["s2"])
+    s1.insert("on")
+    assert s1.rows("select state, pending from cascade.certificates") == [("open", ["s2"])]
 
 
 def test_a_root_is_demoted_only_when_its_term_is_over_and_it_has_no_tail(nodes: Nodes) -> None:

@@ -23,24 +23,42 @@ begin
     if (open_certificate.term).cause not in ('failover', 'rewind') then
         return;
     end if;
-    insert into cascade_internal.certificate (queue_id, number, term_uid, new_uid, fork, cause, reason, fenced_by, evidence, pending, state, closed_at)
+    insert into cascade_internal.certificate (queue_id, number, term_uid, new_uid, fork, cause, reason, fenced_by, evidence, pending)
     select (open_certificate.queue).queue_id,
            coalesce((select max(c.number) from cascade_internal.certificate as c where c.queue_id = (open_certificate.queue).queue_id), 0) + 1,
            (open_certificate.term).parent_uid, (open_certificate.term).uid, (open_certificate.term).fork, (open_certificate.term).cause,
            open_certificate.facts->>'reason', open_certificate.facts->>'fenced_by',
            coalesce(open_certificate.facts->'evidence', '{}') || jsonb_build_object('is_closing_tick', v_closing),
-           -- Whoever carried the lost term and was not there when the fork was chosen.
+           -- Whoever reigned in what is cut off, and those who were not there when the fork was chosen.  Also after a closing tick: the old
+           -- root may have gone on in another term.
            array(select distinct x from (
-               select t.node from cascade_internal.term as t
-                where t.queue_id = (open_certificate.queue).queue_id and t.uid = (open_certificate.term).parent_uid
+               select l.node from cascade_internal.lost_terms((open_certificate.queue).queue_id, (open_certificate.term).uid) as l
                union all select jsonb_array_elements_text(coalesce(open_certificate.facts->'without', '[]'))) as o(x)
-              where not v_closing order by x),
-           case when v_closing then 'closed' else 'open' end, case when v_closing then clock_timestamp() end
+              where x <> (open_certificate.term).node or (open_certificate.term).cause = 'rewind' order by x)
     returning certificate.* into v_made;
     perform cascade_internal.post_control(open_certificate.queue, 'cascade.certificate', to_jsonb(v_made) - 'queue_id');
 end
 $$;
 comment on function cascade_internal.open_certificate(cascade_internal.queue, cascade_internal.term, jsonb) is 'Writes down what a failover may have lost.';
+
+-- The terms whose ends a promotion may have cut off: that of the fork, those between it and the new one, and whatever left the
+-- path after the fork.
+create or replace function cascade_internal.lost_terms(queue_id integer, new_uid uuid)
+returns setof cascade_internal.term
+language plpgsql stable set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_from uuid := (select (t.fork->>'term_uid')::uuid from cascade_internal.term as t where t.queue_id = lost_terms.queue_id and t.uid = lost_terms.new_uid);
+begin
+    return query
+        select t.* from cascade_internal.term as t
+         where t.queue_id = lost_terms.queue_id
+           and t.uid <> lost_terms.new_uid
+           and exists (select from cascade_internal.path_terms(lost_terms.queue_id, t.uid) as p where p.uid = v_from)
+           and not exists (select from cascade_internal.path_terms(lost_terms.queue_id, t.uid) as p where p.uid = lost_terms.new_uid);
+end
+$$;
+comment on function cascade_internal.lost_terms(integer, uuid) is 'The terms whose ends a promotion may have cut off.';
 
 -- cascade.certificate_report(set, new_uid): what this node had beyond the fork that a term made, by what became of it, as ranges of
 -- ids, and who here had processed any of it.
@@ -50,18 +68,18 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_node cascade_internal.node := cascade_internal.find_node(certificate_report."set");
-    v_term cascade_internal.term;
 begin
-    select t.* into v_term from cascade_internal.term as t where t.queue_id = v_node.queue_id and t.uid = certificate_report.new_uid;
     return jsonb_build_object('node', v_node.node) || coalesce(
         (select jsonb_object_agg(x.state, x.ids) from (
             select q.state, range_agg(int8range(q.id, q.id + 1))::text as ids
               from cascade_internal.quarantine as q
-             where q."set" = certificate_report."set" and q.term_uid = v_term.parent_uid and q.state <> 'control'
+             where q."set" = certificate_report."set" and q.state <> 'control'
+               and q.term_uid in (select l.uid from cascade_internal.lost_terms(v_node.queue_id, certificate_report.new_uid) as l)
              group by q.state) as x), '{}')
         || jsonb_build_object('phantoms', coalesce(
             (select jsonb_agg(to_jsonb(p) - 'set' - 'term_uid') from cascade_internal.phantom as p
-              where p."set" = certificate_report."set" and p.term_uid = v_term.parent_uid), '[]'));
+              where p."set" = certificate_report."set"
+                and p.term_uid in (select l.uid from cascade_internal.lost_terms(v_node.queue_id, certificate_report.new_uid) as l)), '[]'));
 end
 $$;
 comment on function cascade.certificate_report(text, uuid) is 'What this node had beyond a fork, and what became of it.';
@@ -158,9 +176,20 @@ declare
     v_root  cascade_internal.node := cascade_internal.find_root(republish."set");
     v_queue cascade_internal.queue := cascade_internal.lock_queue(republish."set");
     v_id    bigint;
+    v_first bigint := republish.id;
+    v_term  uuid := republish.term_uid;
+    -- A root that lost its tail issues ids again: what the event says tells two of one id apart.
+    v_digest constant text := md5(concat_ws('|', (republish.event->>'time')::timestamptz, republish.event->>'type', republish.event->>'key',
+                                            republish.event->>'payload', republish.event->>'headers'));
 begin
+    -- An event that was republished before, and lost again, is the same event: its first id counts.
+    if republish.event->>'origin' = v_queue.name and republish.event->>'origin_id' is not null then
+        v_first := (republish.event->>'origin_id')::bigint;
+        v_term := coalesce((select t.uid from cascade_internal.term as t
+                             where t.queue_id = v_queue.queue_id and t.number = v_first / 1000000000000 order by t.voided_by nulls first limit 1), v_term);
+    end if;
     select r.new_id into v_id from cascade_internal.republished as r
-     where r.queue_id = v_queue.queue_id and r.term_uid = republish.term_uid and r.id = republish.id;
+     where r.queue_id = v_queue.queue_id and r.term_uid = v_term and r.id = v_first and r.digest = v_digest;
     if found then
         return v_id;
     end if;
@@ -170,9 +199,9 @@ begin
       using (republish.event->>'time')::timestamptz, republish.event->>'type', republish.event->>'key',
             (republish.event->>'payload')::json, (republish.event->>'headers')::json,
             coalesce(republish.event->>'origin', v_queue.name), coalesce((republish.event->>'origin_id')::bigint, republish.id);
-    insert into cascade_internal.republished (queue_id, term_uid, id, new_id) values (v_queue.queue_id, republish.term_uid, republish.id, v_id);
+    insert into cascade_internal.republished (queue_id, term_uid, id, digest, new_id) values (v_queue.queue_id, v_term, v_first, v_digest, v_id);
     perform cascade_internal.post_control(v_queue, 'cascade.republished',
-        jsonb_build_object('term_uid', republish.term_uid, 'id', republish.id, 'new_id', v_id));
+        jsonb_build_object('term_uid', v_term, 'id', v_first, 'digest', v_digest, 'new_id', v_id));
     return v_id;
 end
 $$;
@@ -245,8 +274,8 @@ language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform cascade_internal.learn_certificate(learn_history.queue_id, c) from jsonb_array_elements(learn_history.history->'certificates') as c;
-    insert into cascade_internal.republished (queue_id, term_uid, id, new_id)
-    select learn_history.queue_id, x.term_uid, x.id, x.new_id
+    insert into cascade_internal.republished (queue_id, term_uid, id, digest, new_id)
+    select learn_history.queue_id, x.term_uid, x.id, x.digest, x.new_id
       from jsonb_populate_recordset(null::cascade_internal.republished, learn_history.history->'republished') as x
     on conflict on constraint republished_pkey do nothing;
     if jsonb_typeof(learn_history.history->'document') = 'object' then

@@ -7,11 +7,12 @@ declare
     v_node  cascade_internal.node := cascade_internal.find_node(describe_set."set");
     v_queue cascade_internal.queue := cascade_internal.find_queue(describe_set."set");
     v_tick  cascade_internal.tick;
-    v_dirty boolean;
+    v_end   record;
     v_first bigint;
     v_fence cascade_internal.fence;
 begin
-    select s.tick, s.is_dirty into v_tick, v_dirty from cascade_internal.look_at_end(v_queue) as s;
+    v_end := cascade_internal.look_at_end(v_queue);
+    v_tick := v_end.tick;
     execute cascade_internal.ticks_query(v_queue) || ' order by tick_id limit 1' into v_first;
     select f.* into v_fence from cascade_internal.fence as f where f.queue_id = v_queue.queue_id;
     return jsonb_build_object(
@@ -23,7 +24,7 @@ begin
         'tick', to_jsonb(v_tick), 'first_tick', v_first, 'term_uid', v_tick.term_uid,
         'term', (select t.number from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.uid = v_tick.term_uid),
         'next_number', cascade.next_term_number(describe_set."set"),
-        'is_dirty', v_dirty, 'watermark', cascade_internal.watermark(v_queue),
+        'is_dirty', v_end.is_dirty, 'watermark', cascade_internal.watermark(v_queue),
         'highest_told', (select max(t.tick_id) from cascade_internal.told as t where t.queue_id = v_queue.queue_id),
         'terms', cascade_internal.known_terms(v_queue.queue_id),
         'members', (select coalesce(jsonb_agg(jsonb_build_object(
@@ -108,16 +109,16 @@ declare
     v_node  cascade_internal.node := cascade_internal.find_node(resolve."set");
     v_last  constant cascade_internal.tick := cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots);
     v_voided uuid[];
+    v_made   cascade_internal.certificate;
 begin
     if not exists (select from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.uid = resolve.keep and t.voided_by is null) then
         raise exception 'set "%" knows no term %', resolve."set", resolve.keep
             using errcode = 'QC106', hint = 'cascade history lists them.';
     end if;
     with recursive lost as (
-        select t.uid from cascade_internal.term as t, cascade_internal.path_terms(v_queue.queue_id, resolve.keep) as p
-         where t.queue_id = v_queue.queue_id and t.voided_by is null and t.uid <> p.uid
-           and (t.parent_uid = p.parent_uid or t.number = p.number)
-           and not exists (select from cascade_internal.path_terms(v_queue.queue_id, resolve.keep) as k where k.uid = t.uid)
+        select case when r.one = p.uid then r.other else r.one end as uid
+          from cascade_internal.rival_terms(v_queue.queue_id) as r
+          join cascade_internal.path_terms(v_queue.queue_id, resolve.keep) as p on p.uid in (r.one, r.other)
         union
         select t.uid from cascade_internal.term as t join lost as l on t.parent_uid = l.uid where t.queue_id = v_queue.queue_id)
     select coalesce(array_agg(l.uid), '{}') into v_voided from lost as l;
@@ -130,6 +131,18 @@ begin
         if found then
             execute format('drop trigger if exists cascade_fence on queue.%I', v_queue.name);
             update cascade_internal.queue as q set is_copy = false where q.queue_id = v_queue.queue_id;
+        end if;
+    end if;
+    -- What the terms given up had is accounted for like any lost tail.
+    if v_node.role = 'root' and v_last.term_uid = resolve.keep and v_voided <> '{}' then
+        update cascade_internal.certificate as c
+           set pending = array(select distinct x from unnest(c.pending || array(
+                         select t.node from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.uid = any (v_voided))) as x order by 1),
+               state = 'open', closed_at = null, version = c.version + 1
+         where c.queue_id = v_queue.queue_id and c.new_uid = resolve.keep
+        returning c.* into v_made;
+        if found then
+            perform cascade_internal.post_control(v_queue, 'cascade.certificate', to_jsonb(v_made) - 'queue_id');
         end if;
     end if;
     perform cascade_internal.note_step(v_queue.name, null, 'resolve', jsonb_build_object('keep', resolve.keep, 'voided', v_voided, 'reason', resolve.reason));

@@ -177,6 +177,10 @@ begin
         get diagnostics v_done = row_count;
         v_ticks := v_ticks + v_done;
     end loop;
+    -- Certificates of a path that is no more; those of the present one come with the log.
+    delete from cascade_internal.certificate as c
+     where c.queue_id = v_queue.queue_id
+       and not exists (select from cascade_internal.path_terms(v_queue.queue_id, v_fork.term_uid) as p where p.uid = c.new_uid);
     return cascade_internal.become_branch(v_queue, v_node, resurrect.provider, resurrect.members, 'resurrect')
         || jsonb_build_object('events', v_rows, 'ticks', v_ticks, 'fork_tick', v_fork.tick_id, 'term_uid', v_last.term_uid, 'phantoms', v_phantoms);
 end

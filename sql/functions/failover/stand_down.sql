@@ -64,21 +64,20 @@ begin
         end_of_term.detail := format('an operator kept term %s instead of this one', v_own.voided_by);
         return;
     end if;
-    select t.* into v_term from cascade_internal.term as t
-     where t.queue_id = v_id and t.uid <> v_own.uid and t.voided_by is null
-       and (t.parent_uid = v_own.parent_uid or t.number = v_own.number)
-       and not exists (select from cascade_internal.path_terms(v_id, t.uid) as p where p.uid = v_own.uid)
-       and not exists (select from cascade_internal.path_terms(v_id, v_own.uid) as p where p.uid = t.uid)
+    select t.* into v_term
+      from cascade_internal.rival_terms(v_id) as r
+      join cascade_internal.term as t on t.queue_id = v_id and t.uid in (r.one, r.other)
+     where cascade_internal.reign_of(v_id, v_own.uid) in (r.one, r.other)
+       and t.uid <> cascade_internal.reign_of(v_id, v_own.uid)
      limit 1;
     if found then
         end_of_term.cause := 'conflict';
         end_of_term.detail := format('term %s of node %s stands beside %s of this one', v_term.uid, v_term.node, v_own.uid);
         return;
     end if;
-    -- Two children of this term are a conflict of theirs; that it ended is sure.
-    select t.* into v_term from cascade_internal.term as t
-     where t.queue_id = v_id and t.parent_uid = v_own.uid and t.voided_by is null order by t.number limit 1;
-    if not found then
+    -- Two promotions from this reign are a conflict of theirs; that it ended is sure.
+    v_term := cascade_internal.ended_by(v_id, v_last, true);
+    if v_term.uid is null then
         return;
     end if;
     v_fork := cascade_internal.find_tick(v_id, (end_of_term.queue).slots, (v_term.fork->>'tick_id')::bigint);
@@ -222,7 +221,11 @@ begin
                       where h.queue_id = v_queue.queue_id and h.state = 'heard' and h.target = v_node.node
                         and h.closing_tick = v_last.tick_id and v_node.role = 'branch'),
         'reports', (select coalesce(jsonb_agg(c.new_uid), '[]') from cascade_internal.certificate as c
-                     where c.queue_id = v_queue.queue_id and c.state = 'open' and v_node.node = any (c.pending) and v_node.role <> 'root'
+                     where c.queue_id = v_queue.queue_id and v_node.role <> 'root'
+                       -- Also a carrier that nobody missed may have had something; and what was set aside may have been settled since.
+                       and (v_node.node = any (c.pending)
+                            or cascade.certificate_report(heir_duty."set", c.new_uid) - 'node' - 'phantoms'
+                               is distinct from coalesce(c.reports->v_node.node, '{}') - 'phantoms' - 'destroyed')
                        and exists (select from cascade_internal.path_terms(v_queue.queue_id, v_last.term_uid) as p where p.uid = c.new_uid)),
         'root', cascade_internal.root_name(v_queue.queue_id));
 end

@@ -60,6 +60,11 @@ declare
     v_mark    constant bigint := cascade_internal.watermark(open_term.queue);
     v_moved   jsonb := '[]';
     v_is_root constant boolean := (open_term.node).role = 'root';
+    -- The newest term on this path, also one of which only the record is here.
+    v_parent  constant uuid := (select t.uid from cascade_internal.term as t
+                                 where t.queue_id = v_id and t.voided_by is null
+                                   and exists (select from cascade_internal.path_terms(v_id, t.uid) as p where p.uid = v_last.term_uid)
+                                 order by t.number desc limit 1);
     v_limit   constant text := current_setting('lock_timeout');
 begin
     perform set_config('lock_timeout', '3s', true);
@@ -86,7 +91,7 @@ begin
     perform cascade_internal.grant_admin(v_queue);
 
     insert into cascade_internal.term (queue_id, uid, number, node, parent_uid, fork, cause, reason)
-    values (v_id, open_term.uid, open_term.number, (open_term.node).node, v_last.term_uid, to_jsonb(v_last), open_term.cause, open_term.facts->>'reason')
+    values (v_id, open_term.uid, open_term.number, (open_term.node).node, v_parent, to_jsonb(v_last), open_term.cause, open_term.facts->>'reason')
     returning term.* into v_term;
     update cascade_internal.node as n
        set role = 'root', provider = null, generation = n.generation + 1, state = 'running',
@@ -123,9 +128,10 @@ end
 $$;
 comment on function cascade_internal.open_term(cascade_internal.queue, cascade_internal.node, uuid, bigint, text, jsonb) is 'Makes this node the root of a new term.';
 
--- cascade.open_ballot(set, number, uid, candidate): written on every reachable carrier before a promotion.  Whoever holds another
--- open one of that number or above refuses.  A second call changes nothing.
-create or replace function cascade.open_ballot("set" text, number bigint, uid uuid, candidate text)
+-- cascade.open_ballot(set, number, uid, candidate, known): written on every reachable carrier before a promotion.  Whoever holds another
+-- open one of that number or above refuses, and so does who has heard of a newer term than known, the newest that the plan
+-- had heard of.  Lower ones are closed: their promotions come too late.  A second call changes nothing.
+create or replace function cascade.open_ballot("set" text, number bigint, uid uuid, candidate text, known uuid default null)
 returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -137,7 +143,9 @@ begin
      where b.queue_id = v_queue.queue_id and b.number >= open_ballot.number and b.uid <> open_ballot.uid and b.closed_at is null
      union all
     select t.number, t.node, t.uid from cascade_internal.term as t
-     where t.queue_id = v_queue.queue_id and t.number >= open_ballot.number and t.uid <> open_ballot.uid
+     where t.queue_id = v_queue.queue_id and t.uid <> open_ballot.uid
+       and (t.number >= open_ballot.number
+            or t.voided_by is null and t.number > (select k.number from cascade_internal.term as k where k.queue_id = t.queue_id and k.uid = open_ballot.known))
      order by 1 desc limit 1;
     if found then
         raise exception 'set "%": % is promoted, or about to be, under number %', open_ballot."set", v_other.candidate, v_other.number
@@ -149,11 +157,14 @@ begin
     if found then
         perform cascade_internal.note_step(open_ballot."set", null, 'ballot',
             jsonb_build_object('number', open_ballot.number, 'uid', open_ballot.uid, 'candidate', open_ballot.candidate));
+        update cascade_internal.ballot as b set closed_at = clock_timestamp()
+         where b.queue_id = v_queue.queue_id and b.number < open_ballot.number and b.closed_at is null;
+        return true;
     end if;
-    return found;
+    return false;
 end
 $$;
-comment on function cascade.open_ballot(text, bigint, uuid, text) is 'Announces a promotion to this carrier, or learns of another one.';
+comment on function cascade.open_ballot(text, bigint, uuid, text, uuid) is 'Announces a promotion to this carrier, or learns of another one.';
 
 create or replace function cascade.close_ballot("set" text, number bigint, uid uuid)
 returns boolean
@@ -168,6 +179,21 @@ begin
 end
 $$;
 comment on function cascade.close_ballot(text, bigint, uuid) is 'Takes the announcement of a promotion back.';
+
+-- A root that may open a term after its own: its server changed, or it gave its reign to a node that was lost then.
+create or replace function cascade_internal.may_reign_again(queue cascade_internal.queue, fence cascade_internal.fence)
+returns boolean
+language plpgsql stable set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return coalesce((may_reign_again.fence).is_up, false)
+       and ((may_reign_again.fence).cause = 'rewound'
+            or (may_reign_again.fence).cause = 'operation'
+               and exists (select from cascade_internal.handover as h
+                            where h.queue_id = (may_reign_again.queue).queue_id and h.term_uid = (may_reign_again.queue).term_uid and h.state = 'taken'));
+end
+$$;
+comment on function cascade_internal.may_reign_again(cascade_internal.queue, cascade_internal.fence) is 'Whether a fenced root may be promoted.';
 
 -- cascade.promote(set, uid, number, cause, fork_tick, fork_chain, facts): this branch becomes the root, if it stands exactly where the
 -- plan says and nobody has ended that term already.  A second call with the same uid returns what the first did.
@@ -192,7 +218,7 @@ begin
         return jsonb_build_object('uid', v_term.uid, 'number', v_term.number, 'fork_tick', (v_term.fork->>'tick_id')::bigint, 'is_repeat', true);
     end if;
     select f.* into v_fence from cascade_internal.fence as f where f.queue_id = v_queue.queue_id;
-    if v_node.role = 'leaf' or (v_node.role = 'root' and (v_fence.cause is distinct from 'rewound' or not v_fence.is_up)) then
+    if v_node.role = 'leaf' or (v_node.role = 'root' and not cascade_internal.may_reign_again(v_queue, v_fence)) then
         raise exception 'node "%" is a % and cannot be promoted', v_node.node, v_node.role
             using errcode = 'QC208', hint = case v_node.role when 'leaf' then 'A leaf keeps no queue.' else 'It is the root already.' end;
     elsif (v_last.tick_id, v_last.chain) is distinct from (promote.fork_tick, promote.fork_chain) then
@@ -200,21 +226,29 @@ begin
             using errcode = 'QC209', hint = 'The plan is stale: plan again.';
     elsif cascade_internal.is_dirty(v_queue, v_last) and v_node.role <> 'root' then
         perform cascade_internal.raise_answer('dirty', format('%s has events after its last tick %s', v_node.node, v_last.tick_id));
+    elsif cascade_internal.is_dropped(v_queue.queue_id) then
+        perform cascade_internal.raise_answer('dropped', format('%s is no live member', v_node.node));
+    elsif exists (select from cascade_internal.rival_terms(v_queue.queue_id)) then
+        perform cascade_internal.raise_answer('conflict', 'two promotions exclude one another; a third one would not help');
     end if;
-    -- Whoever ended this term, or stands beside it, reigns; or both are in conflict, which a third promotion makes worse.
+    -- It may have heard of a later term without a tick of it: that is what it ends then, at its own last tick.  But one that stands
+    -- beyond the end of its term has a tail, and a newer number means that somebody else reigns.
     select t.* into v_term from cascade_internal.term as t
-     where t.queue_id = v_queue.queue_id and t.voided_by is null and (t.parent_uid = v_last.term_uid or t.number >= promote.number) limit 1;
+     where t.queue_id = v_queue.queue_id and t.voided_by is null
+       and (t.number >= promote.number or cascade_internal.is_past(v_last, t))
+     limit 1;
     if found then
         raise exception 'node "%": term % is over, ended by term % of node "%"', v_node.node, v_last.term_uid, v_term.uid, v_term.node
             using errcode = 'QC209', hint = 'The plan is stale: plan again.';
-    elsif cascade_internal.is_dropped(v_queue.queue_id) then
-        perform cascade_internal.raise_answer('dropped', format('%s is no live member', v_node.node));
     end if;
     if promote.cause = 'switchover' then
         if not exists (select from cascade_internal.handover as h
                         where h.queue_id = v_queue.queue_id and h.uid = promote.uid and h.target = v_node.node and h.closing_tick = v_last.tick_id) then
             raise exception 'node "%" was offered no reign as term %', v_node.node, promote.uid
                 using errcode = 'QC209', hint = 'The old root offers it in its closing tick.';
+        elsif exists (select from cascade_internal.ballot as b where b.queue_id = v_queue.queue_id and b.closed_at is null and b.uid <> promote.uid) then
+            raise exception 'node "%" was told of another promotion', v_node.node
+                using errcode = 'QC212', hint = 'A failover is under way; let it end, or close its ballot.';
         end if;
     elsif not exists (select from cascade_internal.ballot as b
                        where b.queue_id = v_queue.queue_id and b.number = promote.number and b.uid = promote.uid and b.closed_at is null) then

@@ -57,9 +57,9 @@ begin
         when 'cascade.certificate' then
             perform cascade_internal.learn_certificate((apply_control.queue).queue_id, apply_control.payload);
         when 'cascade.republished' then
-            insert into cascade_internal.republished (queue_id, term_uid, id, new_id)
+            insert into cascade_internal.republished (queue_id, term_uid, id, digest, new_id)
             values ((apply_control.queue).queue_id, (apply_control.payload->>'term_uid')::uuid, (apply_control.payload->>'id')::bigint,
-                    (apply_control.payload->>'new_id')::bigint)
+                    apply_control.payload->>'digest', (apply_control.payload->>'new_id')::bigint)
             on conflict on constraint republished_pkey do nothing;
         when 'cascade.topology' then
             perform cascade_internal.learn_document((apply_control.queue).queue_id, (apply_control.payload->>'revision')::bigint,
@@ -109,8 +109,10 @@ declare
     v_count integer;
 begin
     insert into cascade_internal.term as t (queue_id, uid, number, node, parent_uid, fork, cause, reason, at, voided_by)
-    select learn_terms.queue_id, x.uid, x.number, x.node, x.parent_uid, x.fork, x.cause, x.reason, x.at, x.voided_by
+    -- Whoever collects what several nodes know has some of them twice.
+    select distinct on (x.uid) learn_terms.queue_id, x.uid, x.number, x.node, x.parent_uid, x.fork, x.cause, x.reason, x.at, x.voided_by
       from jsonb_populate_recordset(null::cascade_internal.term, learn_terms.terms) as x
+     order by x.uid, x.voided_by nulls last
     on conflict on constraint term_pkey do update set voided_by = excluded.voided_by
      where t.voided_by is null and excluded.voided_by is not null;
     get diagnostics v_count = row_count;

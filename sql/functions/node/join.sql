@@ -7,13 +7,14 @@ declare
     v_node  cascade_internal.node := cascade_internal.find_node(describe_node."set");
     v_queue cascade_internal.queue := cascade_internal.find_queue(describe_node."set");
     v_tick  cascade_internal.tick;
-    v_dirty boolean;
+    v_end   record;
 begin
-    select s.tick, s.is_dirty into v_tick, v_dirty from cascade_internal.look_at_end(v_queue) as s;
+    v_end := cascade_internal.look_at_end(v_queue);
+    v_tick := v_end.tick;
     return jsonb_build_object(
         'set_uid', v_node.set_uid, 'node', v_node.node, 'role', v_node.role, 'provider', v_node.provider,
         'generation', v_node.generation, 'state', v_node.state, 'answer', v_node.answer, 'known_from', v_node.known_from,
-        'queue_id', v_queue.queue_id, 'is_dirty', v_dirty, 'at', clock_timestamp(),
+        'queue_id', v_queue.queue_id, 'is_dirty', v_end.is_dirty, 'at', clock_timestamp(),
         'tick', to_jsonb(v_tick), 'terms', cascade_internal.known_terms(v_queue.queue_id));
 end
 $$;
@@ -137,13 +138,7 @@ begin
         return;
     end if;
 
-    select a.uid as one, b.uid as other into v_pair
-      from cascade_internal.term as a join cascade_internal.term as b using (queue_id)
-     where a.queue_id = v_id and a.uid < b.uid and a.voided_by is null and b.voided_by is null
-       and (a.number = b.number or a.parent_uid is not distinct from b.parent_uid)
-       and not exists (select from cascade_internal.path_terms(v_id, a.uid) as p where p.uid = b.uid)
-       and not exists (select from cascade_internal.path_terms(v_id, b.uid) as p where p.uid = a.uid)
-     limit 1;
+    select r.one, r.other into v_pair from cascade_internal.rival_terms(v_id) as r limit 1;
     if found then
         join_answer.answer := 'conflict';
         join_answer.detail := format('terms %s and %s exclude one another', v_pair.one, v_pair.other);
@@ -157,12 +152,8 @@ begin
     end if;
 
     -- The term that ended this root's, or this branch's before where it stands.
-    select v.* into v_over
-      from cascade_internal.term as v
-     where v.queue_id = v_id and v.voided_by is null
-       and (v_node.role = 'root' and v.parent_uid = v_last.term_uid or cascade_internal.is_past(v_last, v))
-     limit 1;
-    if found then
+    v_over := cascade_internal.ended_by(v_id, v_last, v_node.role = 'root');
+    if v_over.uid is not null then
         join_answer.answer := 'stale';
         join_answer.detail := format('%s stands beyond the end of term %s, which ended at tick %s', v_node.node, v_over.parent_uid, v_over.fork->>'tick_id');
         return;

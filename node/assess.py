@@ -1,0 +1,257 @@
+"""Assessment: what to make of what the databases of a topology say of their nodes; and how bad it is.
+
+A node whose database does not answer is shown as the others last heard of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from cascade.node.home import SQLSTATES
+from cascade.node.observe import Answer
+from cascade.node.outlook import TERM_SPAN, reigning, root_of
+from cascade.topology import Node, Topology
+
+#: A node so far behind, in seconds, is worth a warning.
+LAG_WARNING_S = 10.0
+#: Daemons give a sign of life every ten seconds, which each hop passes on as late; this long without one, and
+#: a root that is so late with its idle tick, mean that there is no daemon.
+SILENT_S = 60.0
+#: Who holds retention is named once it holds something back, or for so long.
+HELD_NOTE_S = 60.0
+LEVELS = ("healthy", "warning", "critical")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """One node, as known now: fields are None when nobody knows."""
+
+    set: str
+    node: str
+    database: str
+    wanted_role: str
+    wanted_provider: str | None
+    role: str | None = None
+    provider: str | None = None
+    state: str = "unknown"
+    tick_id: int | None = None
+    lag_ticks: int | None = None
+    lag_seconds: float | None = None
+    lag_events: int | None = None
+    hop_ticks: int | None = None
+    hop_seconds: float | None = None
+    events_per_second: float | None = None
+    bytes: int | None = None
+    watermark: int | None = None
+    heard_at: datetime | None = None
+    level: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def assess(topology: Topology, answers: dict[str, Answer], now: datetime | None = None) -> list[NodeStatus]:
+    """Return every node of the topology, in the order of the file, with what is known of it."""
+    moment = now or datetime.now(UTC)
+    return [
+        _assess_node(topology, node, answers, moment)
+        for found in topology.sets.values()
+        for node in found.nodes.values()
+    ]
+
+
+def _assess_node(topology: Topology, node: Node, answers: dict[str, Answer], now: datetime) -> NodeStatus:
+    answer = answers[node.database]
+    own = answer.nodes.get(node.set)
+    base: dict[str, Any] = {
+        "set": node.set,
+        "node": node.name,
+        "database": node.database,
+        "wanted_role": str(node.role),
+        "wanted_provider": node.provider,
+    }
+    if own is None:
+        return _assess_silent(topology, node, answer, answers, base, now)
+    root = reigning(topology.sets[node.set], answers) or _row_of(topology, node.set, own["root"], answers)
+    provider = _row_of(topology, node.set, own["provider"], answers)
+    notes, level = _notes(node, own, answer)
+    for note, how_bad in _aftermath(node, own, answer, root):
+        notes.append(note)
+        level = max(level, how_bad)
+    lag = _lag(root, own)
+    hop = _lag(provider, own)
+    if lag["seconds"] is not None and lag["seconds"] > LAG_WARNING_S:
+        level = max(level, 1)
+        notes.append("far behind")
+    if (silent_s := _silent_s(own, answer, root, topology, answers)) is not None:
+        level = max(level, 2 if own["role"] == "root" else 1)
+        notes.append(f"no sign of its daemon for {silent_s:.0f} s")
+    if own["role"] != "root" and root is None:
+        notes.append("the root does not answer: its lag is not known")
+    return NodeStatus(
+        **base,
+        role=own["role"],
+        provider=own["provider"],
+        state=own["state"],
+        tick_id=own["tick_id"],
+        lag_ticks=lag["ticks"],
+        lag_seconds=lag["seconds"],
+        lag_events=lag["events"],
+        hop_ticks=hop["ticks"],
+        hop_seconds=hop["seconds"],
+        events_per_second=float(own["events_per_second"]),
+        bytes=int(own["bytes"]),
+        watermark=own["watermark"],
+        heard_at=own["asked_at"],
+        level=level,
+        notes=tuple(notes),
+    )
+
+
+def _silent_s(
+    own: dict[str, Any], answer: Answer, root: dict[str, Any] | None, topology: Topology, answers: dict[str, Answer]
+) -> float | None:
+    """Return how long nothing was seen of a node's daemon, if that is too long; the database alone says little."""
+    if own["state"] == "fenced":
+        return None
+    if own["role"] == "root":
+        age = float(own["tick_age_seconds"]) - answer.queues[own["set"]]["tick_idle_s"]
+        return age if age > SILENT_S else None
+    if root is None or own["state"] != "running":
+        return None
+    database = topology.sets[own["set"]].nodes[root["node"]].database
+    for row in answers[database].members:
+        if (row["set"], row["node"]) == (own["set"], own["node"]) and row["heard_at"] is not None:
+            age = float((root["asked_at"] - row["heard_at"]).total_seconds())
+            return age if age > SILENT_S else None
+    return None
+
+
+def _row_of(topology: Topology, set_name: str, node: str | None, answers: dict[str, Answer]) -> dict[str, Any] | None:
+    """Return what another node says of itself, if it answers."""
+    if node is None or node not in topology.sets[set_name].nodes:
+        return None
+    return answers[topology.sets[set_name].nodes[node].database].nodes.get(set_name)
+
+
+def _lag(ahead: dict[str, Any] | None, own: dict[str, Any]) -> dict[str, Any]:
+    """Return how far a node is behind another one that answered."""
+    if ahead is None:
+        return {"ticks": None, "seconds": None, "events": None}
+    if ahead["tick_id"] <= own["tick_id"] or ahead["term_uid"] != own["term_uid"]:
+        return {"ticks": 0, "seconds": 0.0, "events": 0} if ahead["tick_id"] <= own["tick_id"] else _lag(None, own)
+    seconds = (ahead["tick_at"] - own["tick_at"]).total_seconds()
+    return {
+        "ticks": ahead["tick_id"] - own["tick_id"],
+        "seconds": max(0.0, seconds),
+        "events": ahead["events"] - own["events"],
+    }
+
+
+def _notes(node: Node, own: dict[str, Any], answer: Answer) -> tuple[list[str], int]:
+    """Return what people should know of a node that answered, and how bad it is."""
+    notes, level = [], 0
+    if own["role"] != node.role or own["node"] != node.name:
+        notes.append(f"TOPOLOGY_DRIFT: it is {own['role']} {own['node']}, the file says {node.role} {node.name}")
+        level = 1
+    elif own["provider"] != node.provider:
+        notes.append(f"TOPOLOGY_DRIFT: it copies from {own['provider']}, the file says {node.provider}")
+        level = 1
+    if own["answer"] in SQLSTATES:
+        notes.append(f"{own['answer']}: {own['answer_detail']}")
+        level = 2
+    elif own["state"] == "paused":
+        notes.append("paused")
+        level = max(level, 1)
+    if own["error"]:
+        notes.append(own["error"])
+        level = max(level, 1)
+    rotation = answer.rotation.get(node.set)
+    held_s = (own["asked_at"] - own["held_since"]).total_seconds() if own["held_since"] else 0.0
+    if own["held_by"] not in (None, own["node"]) and (
+        held_s > HELD_NOTE_S or (rotation or {})["blocked_by"] == "watermark"
+    ):
+        notes.append(f"{own['held_by']} holds {own['held_bytes'] / 2**20:.1f} MB for {held_s:.0f} s")
+    elif rotation and rotation["blocked_by"] not in (None, "tick", "step"):
+        notes.append(f"rotation waits: {rotation['detail']}")
+    return notes, level
+
+
+def _aftermath(
+    node: Node, own: dict[str, Any], answer: Answer, root: dict[str, Any] | None
+) -> Iterator[tuple[str, int]]:
+    """Yield what a failover left to do at a node, each with how bad it is."""
+    if own["fence"] is not None:
+        cause, _, detail = own["fence"].partition(": ")
+        yield f"inserts are refused: {detail or cause}; {_remedy(node, cause, own, root)}", 2
+    elif own["role"] == "root" and root is not None and root["node"] != own["node"]:
+        yield f"{root['node']} reigns, and this one takes inserts until its daemon hears of it", 2
+    if events := answer.quarantine.get(node.set, 0):
+        yield f"{events} events in quarantine: cascade quarantine list {node.set}", 1
+    if root is not None and root["node"] == node.name:
+        for row in answer.certificates:
+            if row["set"] == node.set:
+                waits = f"waits for {', '.join(row['pending'])}" if row["pending"] else "open"
+                yield f"certificate {row['number']} {waits}: cascade certificate list", 1
+
+
+def _remedy(node: Node, cause: str, own: dict[str, Any], root: dict[str, Any] | None) -> str:
+    """Return what ends a fence."""
+    if cause == "operation":
+        return "it ends by itself, or: cascade plan"
+    if cause == "conflict":
+        return f"cascade history {node.set}, then cascade resolve {node.set} --keep UID"
+    if cause == "rewound" and (root is None or root["node"] == own["node"]):
+        return f"cascade failover {node.set} --dead {node.name} --dry-run"
+    return f"cascade resurrect {node.set} {node.name}"
+
+
+def _assess_silent(
+    topology: Topology, node: Node, answer: Answer, answers: dict[str, Answer], base: dict[str, Any], now: datetime
+) -> NodeStatus:
+    """Return a node whose database does not answer, or has no such node: what the others last heard of it."""
+    heard = [
+        row
+        for other in answers.values()
+        for row in other.members
+        if row["set"] == node.set and row["node"] == node.name and row["heard_at"] is not None
+    ]
+    last = max(heard, key=lambda row: (row["generation"], row["tick_id"]), default=None)
+    reason = answer.error or "its database has no such node yet"
+    notes = [reason]
+    tick = lag = seconds = heard_at = None
+    root = reigning(topology.sets[node.set], answers)
+    if last is not None:
+        tick, heard_at = last["tick_id"], last["heard_at"]
+        notes.append(f"last heard {max(0.0, (now - heard_at).total_seconds()):.0f} s ago")
+        if root is not None:
+            # Ticks of different terms are no distance.
+            lag = max(0, root["tick_id"] - tick) if tick // TERM_SPAN == root["tick_id"] // TERM_SPAN else None
+            seconds = max(0.0, (now - heard_at).total_seconds())
+    is_member = next(
+        (
+            row
+            for other in answers.values()
+            for row in other.members
+            if (row["set"], row["node"]) == (node.set, node.name)
+        ),
+        None,
+    )
+    state = "silent" if answer.error else "missing"
+    level = 2 if root is None and root_of(topology.sets[node.set], answers) == node.name else 1
+    if root is not None and node.role.is_root:
+        notes.append(f"TOPOLOGY_DRIFT: {root['node']} is the root, the file says {node.name}")
+    if is_member is not None and is_member["state"] != "live":
+        state = is_member["state"]
+        notes.append(f"the root has it as {state}")
+    return NodeStatus(
+        **base,
+        state=state,
+        tick_id=tick,
+        lag_ticks=lag,
+        lag_seconds=seconds,
+        heard_at=heard_at,
+        level=level,
+        notes=tuple(notes),
+    )

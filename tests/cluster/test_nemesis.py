@@ -1,0 +1,76 @@
+"""Roots are lost, handed over and brought back under load, with faults at any moment: the books are closed at the end.
+
+CASCADE_SOAK_SEED repeats the choices of a run, CASCADE_NEMESIS_S says how long the long one takes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.fixtures.cascade import PICTURE, Cascade
+from tests.fixtures.history import History
+from tests.fixtures.nemesis import Nemesis
+from tests.fixtures.operator import Operator
+
+SECONDS = float(os.environ.get("CASCADE_NEMESIS_S", "600"))
+
+
+def prepared(cascade: Cascade, seed: int) -> Nemesis:
+    """Make a cascade with a proxy in every way, and everybody who is to take part."""
+    print(f"CASCADE_SOAK_SEED={seed}")  # noqa: T201
+    chance = random.Random(seed)
+    cascade.define(PICTURE)
+    operator = Operator(cascade)
+    nemesis = Nemesis(operator, History.of(operator, chance), chance)
+    nemesis.wire()
+    cascade.run()
+    return nemesis
+
+
+def run(nemesis: Nemesis, is_over: Callable[[], bool]) -> dict[str, int]:
+    """Let things happen until it is over, mend everything, check everything, and print the counts."""
+    history = nemesis.history
+    try:
+        with history.running():
+            while not is_over():
+                nemesis.turn()
+                history.check_retention()
+            nemesis.finish()
+        # What producers sent last, and what is still held, has its end now.
+        nemesis.finish()
+        counts = history.check()
+    except BaseException:
+        print("\n".join(nemesis.notes))  # noqa: T201
+        print(nemesis.states())  # noqa: T201
+        raise
+    print(f"{nemesis.faults_done()} faults, {dict(nemesis.done)}, {counts}")  # noqa: T201
+    return counts
+
+
+@pytest.mark.timeout(400)
+def test_roots_come_and_go_and_no_event_is_unaccounted_for(cascade: Cascade) -> None:
+    nemesis = prepared(cascade, int(os.environ.get("CASCADE_SOAK_SEED", "7")))
+    done, until = nemesis.done, time.monotonic() + 150
+
+    def is_over() -> bool:
+        return (done["failover"] >= 2 and done["switchover"] >= 1) or time.monotonic() > until
+
+    counts = run(nemesis, is_over)
+    assert done["failover"] >= 2 and done["switchover"] >= 1
+    assert counts["ok"] > 0 and counts["log"] > 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_long_run_of_faults_and_failovers_leaves_nothing_unaccounted_for(cascade: Cascade) -> None:
+    nemesis = prepared(cascade, int(os.environ.get("CASCADE_SOAK_SEED", time.time_ns() % 1_000_000)))
+    until = time.monotonic() + SECONDS
+    counts = run(nemesis, lambda: time.monotonic() > until)
+    assert counts["unaccounted"] == 0
+    if SECONDS >= 600:
+        assert nemesis.faults_done() >= 60 and nemesis.done["failover"] >= 10
