@@ -36,7 +36,7 @@ DEAD_S = 1.0
 async def survey(
     topology: Topology, set_name: str, *, timeout_s: float = 5.0, dead: frozenset[str] = frozenset()
 ) -> Observed:
-    """Ask every database of a set, and every member that only the databases know; who is dead is not waited for long."""
+    """Ask every database of a set, and members that only the databases know; the dead are not waited for long."""
     nodes = topology.sets[set_name].nodes.values()
 
     async def ask_all(addresses: Mapping[str, str]) -> dict[str, Answer]:
