@@ -73,6 +73,21 @@ def test_roles_swapped_twice_keep_every_batch(nodes: Nodes) -> None:
     assert payloads(s1) == payloads(s2) == [f"{when} {round}" for round in range(3) for when in ("before", "after")]
 
 
+def test_a_database_that_prefers_another_form_of_bytes_takes_part(nodes: Nodes) -> None:
+    s1, s2 = nodes.line()
+    for node in (s1, s2):
+        node.main.execute(f"alter database {node.name} set bytea_output = 'escape'".encode())
+        node.disconnect()
+    s1.insert(1)
+    Switchover(s1, s2).run()
+    s2.insert(2)
+    s2.tick()
+    s1.join()
+    s1.catch_up()
+    assert payloads(s1) == [1, 2]
+    assert same(s1, s2)
+
+
 def test_the_closing_tick_and_the_opening_tick_hold_what_they_announce(nodes: Nodes) -> None:
     s1, s2 = nodes.line()
     Switchover(s1, s2).run()

@@ -1,7 +1,7 @@
 -- cascade.describe_set(set): all that planning needs to know of this database's node.
 create or replace function cascade.describe_set("set" text)
 returns jsonb
-language plpgsql security definer set search_path = pg_catalog, pg_temp
+language plpgsql security definer set search_path = pg_catalog, pg_temp set bytea_output = 'hex'
 as $$
 declare
     v_node  cascade_internal.node := cascade_internal.find_node(describe_set."set");

@@ -4,7 +4,7 @@
 -- cascade.offer(set, op_id, target, uid): the point of no return.  The closing tick names the target and the term it opens.
 create or replace function cascade.offer("set" text, op_id uuid, target text, uid uuid)
 returns jsonb
-language plpgsql security definer set search_path = pg_catalog, pg_temp
+language plpgsql security definer set search_path = pg_catalog, pg_temp set bytea_output = 'hex'
 as $$
 declare
     v_root  cascade_internal.node := cascade_internal.find_root(offer."set");

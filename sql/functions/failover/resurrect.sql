@@ -5,7 +5,7 @@
 -- common asks the one and tells the other.
 create or replace function cascade.list_chains("set" text, before bigint default null, max integer default 1000)
 returns jsonb
-language plpgsql security definer set search_path = pg_catalog, pg_temp
+language plpgsql security definer set search_path = pg_catalog, pg_temp set bytea_output = 'hex'
 as $$
 declare
     v_queue cascade_internal.queue := cascade_internal.find_queue(list_chains."set");
@@ -24,7 +24,7 @@ comment on function cascade.list_chains(text, bigint, integer) is 'Ticks held he
 -- prove that everything below is equal too.
 create or replace function cascade.last_common("set" text, chains jsonb)
 returns jsonb
-language plpgsql security definer set search_path = pg_catalog, pg_temp
+language plpgsql security definer set search_path = pg_catalog, pg_temp set bytea_output = 'hex'
 as $$
 declare
     v_queue cascade_internal.queue := cascade_internal.find_queue(last_common."set");

@@ -206,7 +206,7 @@ comment on function cascade_internal.become_branch(cascade_internal.queue, casca
 -- applied, and report what it had beyond a fork.
 create or replace function cascade.heir_duty("set" text)
 returns jsonb
-language plpgsql security definer set search_path = pg_catalog, pg_temp
+language plpgsql security definer set search_path = pg_catalog, pg_temp set bytea_output = 'hex'
 as $$
 declare
     v_queue cascade_internal.queue := cascade_internal.find_queue(heir_duty."set");
