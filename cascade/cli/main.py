@@ -27,7 +27,7 @@ COMMANDS = {
     "apply": "Make the databases what a topology file, or a saved plan, says.",
     "certificate": "What failovers may have lost, and what became of it.",
     "consumer": "Where consumers stand, and moving them.",
-    "demo": "Watch four databases carry one queue, and see that none loses or doubles anything.",
+    "demo": "Watch four databases carry one queue, lose its root, and see that nothing is lost or doubled.",
     "dev": "PostgreSQL servers on this machine, for development and for the demo.",
     "failover": "Replace a lost root, or leave a lost branch; says first what may be lost.",
     "history": "Show the reigns of a set's roots, from the first.",
