@@ -121,11 +121,11 @@ async def announce(home: Home, topology: Topology, node: Node) -> None:
         await local.close()
 
 
-async def switch(home: Home, provider: str, *, from_file: bool = False) -> int:
+async def switch(home: Home, provider: str, *, from_file: bool = False, tells_old: bool = True) -> int:
     """Have a node copy from another provider, and return its new generation.
 
     The new provider is asked first, and the node's row is changed only if it would serve the node; the
-    old one is told afterwards, if it can be reached.
+    old one is told afterwards, if it can be reached, unless the caller knows that it cannot.
     """
     local = await home.connect("switch")
     try:
@@ -140,7 +140,7 @@ async def switch(home: Home, provider: str, *, from_file: bool = False) -> int:
                 if not (await home.describe(local)).is_like(me):
                     raise
         log.info("set %s: node %s copies from %s now, no longer from %s", home.set, me.node, provider, me.provider)
-        if me.provider is not None and me.provider != provider:
+        if tells_old and me.provider is not None and me.provider != provider:
             await _forget(home, local, me.provider, me.node)
         return generation
     finally:

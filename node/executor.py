@@ -128,7 +128,8 @@ class Executor:
             case s.ResetLeaf():
                 self.outcome.reports.append(await comeback.reset_leaf(links, step))
             case s.SwitchProvider():
-                await switch(links.home(step.node), step.provider)
+                old = self.observed.views[step.node].provider
+                await switch(links.home(step.node), step.provider, tells_old=old in self.observed.views)
             case s.Demote():
                 await comeback.demote(links, step, self.wait_s)
             case s.Resurrect():

@@ -25,7 +25,7 @@ from cascade.node.copier import LOCK, Copier
 from cascade.node.enroll import switch
 from cascade.node.heir import Heir
 from cascade.node.home import GENERATION
-from cascade.node.pipe import set_up_reader
+from cascade.node.pipe import carry_arrays, set_up_reader
 from cascade.node.survey import Links
 from cascade.topology import steps as s
 from cascade.topology.observe import View
@@ -162,12 +162,14 @@ async def copy_some(links: Links, node: str) -> bool:
     home, copier = links.home(node), Copier(links.home(node))
     local = await home.connect("operator")
     try:
+        carry_arrays(local)
         me = await home.describe(local)
         if me.provider is None or not await home.call(local, LOCK, me.queue_id):
             return False
         provider = await connect(links.address(me.provider), service=f"{node}/operator")
         try:
             await set_up_reader(provider)
+            copier.adapt(provider)
             me, _ = await home.join(local, provider, me)
             position, copied = (me.tick_id, me.chain), False
             while (found := await copier.turn(local, provider, me, *position)) is not None:
@@ -183,7 +185,8 @@ async def catch_up(links: Links, step: s.CatchUp) -> None:
     """Have the chosen successor copy from the most advanced carrier, and wait for it as long as it gets on."""
     view = await links.view(step.node)
     if view.provider != step.provider:
-        await switch(links.home(step.node), step.provider)
+        # Whom it copied from is most likely the root that is lost.
+        await switch(links.home(step.node), step.provider, tells_old=False)
     tick, moved_at = view.tick.tick_id, time.monotonic()
     while tick < step.tick_id:
         if time.monotonic() - moved_at > GRACE_S:

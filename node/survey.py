@@ -29,22 +29,28 @@ from cascade.topology import Topology, expand
 from cascade.topology.observe import Answer, Observed, View
 
 DESCRIBE_SET: LiteralString = "select cascade.describe_set(%s)"
+#: Somebody who is said to be dead is asked all the same, but not for longer than this.
+DEAD_S = 1.0
 
 
-async def survey(topology: Topology, set_name: str, *, timeout_s: float = 5.0) -> Observed:
-    """Ask every database of a set, and every member that only the databases know."""
+async def survey(
+    topology: Topology, set_name: str, *, timeout_s: float = 5.0, dead: frozenset[str] = frozenset()
+) -> Observed:
+    """Ask every database of a set, and members that only the databases know; the dead are not waited for long."""
     nodes = topology.sets[set_name].nodes.values()
-    answers = await _ask_all({node.name: dsn_of(topology, node.database) for node in nodes}, set_name, timeout_s)
+
+    async def ask_all(addresses: Mapping[str, str]) -> dict[str, Answer]:
+        limits = [min(timeout_s, DEAD_S) if name in dead else timeout_s for name in addresses]
+        asked = zip(addresses.values(), limits, strict=True)
+        answers = await asyncio.gather(*(_ask(dsn, set_name, limit_s) for dsn, limit_s in asked))
+        return dict(zip(addresses, answers, strict=True))
+
+    answers = await ask_all({node.name: dsn_of(topology, node.database) for node in nodes})
     known = Observed.build(set_name, answers)
     others = {name: known_address(known, name) for name in known.members if name not in answers}
     live = {name: dsn for name, dsn in others.items() if dsn and known.members[name].state == "live"}
-    more = await _ask_all(live, set_name, timeout_s)
+    more = await ask_all(live)
     return Observed.build(set_name, {**answers, **more}) if more else known
-
-
-async def _ask_all(addresses: Mapping[str, str], set_name: str, timeout_s: float) -> dict[str, Answer]:
-    answers = await asyncio.gather(*(_ask(dsn, set_name, timeout_s) for dsn in addresses.values()))
-    return dict(zip(addresses, answers, strict=True))
 
 
 async def _ask(dsn: str, set_name: str, timeout_s: float) -> Answer:

@@ -103,7 +103,8 @@ class Job:
         """Ask the databases, again if they were asked before."""
         from cascade.node.survey import survey
 
-        self.observed = asyncio.run(survey(self.wanted, self.set, timeout_s=self.timeout_s))
+        dead = self.words.get("dead", frozenset())
+        self.observed = asyncio.run(survey(self.wanted, self.set, timeout_s=self.timeout_s, dead=dead))
         return self.observed
 
     def make_plan(self) -> Plan:
