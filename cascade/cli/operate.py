@@ -231,7 +231,11 @@ def show_outcome(job: Job, done: Outcome | None, path: Path, written: bool | Non
     elif done is not None:
         click.echo("done")
     for report in done.reports if done else []:
-        click.echo("  " + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in report.items() if value != []))
+        facts = {key: value for key, value in report.items() if key != "phantoms"}
+        click.echo("  " + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items()))
+        for phantom in report.get("phantoms") or []:
+            ticks = f"after {phantom['from_tick']} up to {phantom['to_tick']}"
+            click.echo(f"  consumer {phantom['consumer']} had processed ticks {ticks}, which left the log")
     if written:
         click.echo(f"changed {out.printable(str(path))}")
 
