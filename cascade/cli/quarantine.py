@@ -23,7 +23,12 @@ LIST: LiteralString = (
 READ: LiteralString = (
     "select coalesce(jsonb_agg(to_jsonb(r) order by r.id), '[]') from cascade.read_quarantine(%s, %s, %s, %s, %s) as r"
 )
-REPUBLISH: LiteralString = "select cascade.republish(%s, %s, %s, %s)"
+#: In the order of the page, and in one transaction: they keep their order in the log, and a page waits for one flush.
+REPUBLISH: LiteralString = (
+    "select array_agg(r.new_id order by r.n)"
+    "  from (select x.n, cascade.republish(%s, %s, (x.event->>'id')::bigint, x.event) as new_id"
+    "          from jsonb_array_elements(%s) with ordinality as x(event, n)) as r"
+)
 SETTLE: LiteralString = "select cascade.settle_quarantine(%s, %s, %s, %s, %s)"
 
 #: So many events are read and settled at once.
@@ -232,16 +237,16 @@ async def settle_all(links: Links, node: str, root: str, state: str, term_uid: s
     async for page in pages(links, node, term_uid, ids):
         for term in dict.fromkeys(event["term_uid"] for event in page):
             mine = [event for event in page if event["term_uid"] == term]
-            new_ids = [await republish_one(links, root, event) for event in mine] if state == "republished" else None
+            new_ids = await republish_page(links, root, term, mine) if state == "republished" else None
             count += await links.call(node, SETTLE, links.set, term, [event["id"] for event in mine], state, new_ids)
     await report(links, node, root)
     return count
 
 
-async def republish_one(links: Links, root: str, event: Mapping[str, Any]) -> int:
-    """Insert one event at the root, unless it was before; return its new id."""
+async def republish_page(links: Links, root: str, term_uid: str, events: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Insert events at the root, but for those that were before; return their new ids."""
     from psycopg.types.json import Jsonb
 
-    keys = ("time", "type", "key", "payload", "headers", "origin", "origin_id")
-    body = Jsonb({key: event[key] for key in keys})
-    return int(await links.call(root, REPUBLISH, links.set, event["term_uid"], event["id"], body))
+    keys = ("id", "time", "type", "key", "payload", "headers", "origin", "origin_id")
+    body = Jsonb([{key: event[key] for key in keys} for event in events])
+    return list(await links.call(root, REPUBLISH, links.set, term_uid, body))
