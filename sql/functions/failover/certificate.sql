@@ -149,7 +149,8 @@ $$;
 comment on function cascade_internal.show_certificate(text, cascade_internal.certificate) is 'A certificate with its numbers.';
 
 -- cascade.republish(set, term_uid, id, event): puts an event of a lost tail into the log, once whatever happens: the key is here, at the
--- root, and goes with the log.  It keeps its time, and its old id as origin.
+-- root, and goes with the log.  It keeps its time, and its old id as origin.  One that was republished before, into a term
+-- that was lost in its turn, may be set aside twice: its first id is a key as well.
 create or replace function cascade.republish("set" text, term_uid uuid, id bigint, event jsonb)
 returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -157,10 +158,12 @@ as $$
 declare
     v_root  cascade_internal.node := cascade_internal.find_root(republish."set");
     v_queue cascade_internal.queue := cascade_internal.lock_queue(republish."set");
+    v_first constant bigint := coalesce(case when republish.event->>'origin' = v_queue.name then (republish.event->>'origin_id')::bigint end, republish.id);
     v_id    bigint;
+    v_key   record;
 begin
     select r.new_id into v_id from cascade_internal.republished as r
-     where r.queue_id = v_queue.queue_id and r.term_uid = republish.term_uid and r.id = republish.id;
+     where r.queue_id = v_queue.queue_id and (r.term_uid = republish.term_uid and r.id = republish.id or r.id = v_first) limit 1;
     if found then
         return v_id;
     end if;
@@ -170,9 +173,18 @@ begin
       using (republish.event->>'time')::timestamptz, republish.event->>'type', republish.event->>'key',
             (republish.event->>'payload')::json, (republish.event->>'headers')::json,
             coalesce(republish.event->>'origin', v_queue.name), coalesce((republish.event->>'origin_id')::bigint, republish.id);
-    insert into cascade_internal.republished (queue_id, term_uid, id, new_id) values (v_queue.queue_id, republish.term_uid, republish.id, v_id);
-    perform cascade_internal.post_control(v_queue, 'cascade.republished',
-        jsonb_build_object('term_uid', republish.term_uid, 'id', republish.id, 'new_id', v_id));
+    for v_key in
+        select republish.term_uid as term_uid, republish.id as id
+         union
+        select coalesce((select t.uid from cascade_internal.term as t
+                          where t.queue_id = v_queue.queue_id and t.number = v_first / 1000000000000 order by t.voided_by nulls first limit 1),
+                        republish.term_uid), v_first
+         where v_first <> republish.id
+    loop
+        insert into cascade_internal.republished (queue_id, term_uid, id, new_id) values (v_queue.queue_id, v_key.term_uid, v_key.id, v_id);
+        perform cascade_internal.post_control(v_queue, 'cascade.republished',
+            jsonb_build_object('term_uid', v_key.term_uid, 'id', v_key.id, 'new_id', v_id));
+    end loop;
     return v_id;
 end
 $$;
