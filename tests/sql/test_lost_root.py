@@ -629,3 +629,66 @@ def test_producers_cannot_forge_a_hand_over(nodes: Nodes) -> None:
     s1.main.execute("insert into queue.q (type, payload) values ('cascade.handover', %s)", (Jsonb(forged),))
     nodes.settle()
     assert s2.value("select cascade.heir_duty('q')")["handover"] is None
+
+
+def test_an_event_whose_republication_was_lost_is_put_back_once_whoever_has_it(nodes: Nodes) -> None:
+    """The old root's copy is republished, by a tool that dies, into a term that is lost in its turn."""
+    s1, s2, s3 = lost(nodes, 3)
+    s3.switch(s2)
+    s3.catch_up()
+    first = fail_over(s2, s3)
+    s3.join()
+    s3.catch_up()
+    stand_down(s1, s2)
+    resurrect(s1, s2)
+    call = "select cascade.republish('q', %s, %s, %s)"
+
+    def held(node: Node) -> list[tuple[Any, ...]]:
+        return node.rows(
+            "select term_uid::text, id, jsonb_build_object('time', time, 'type', type, 'key', key, 'payload', payload,"
+            " 'headers', headers, 'origin', origin, 'origin_id', origin_id)"
+            " from cascade.read_quarantine('q', state => 'held') order by id"
+        )
+
+    for term_uid, id, event in held(s1):
+        s2.value(call, term_uid, id, Jsonb(event))
+    s2.tick()
+    # Neither did the tool note that at s1, nor did anybody copy it.
+    fail_over(s3)
+    stand_down(s2, s3)
+    resurrect(s2, s3)
+    assert first["uid"] in {row[0] for row in held(s2)}
+    new_ids = [
+        [s3.value(call, term_uid, id, Jsonb(event)) for term_uid, id, event in held(node)] for node in (s2, s1, s2)
+    ]
+    assert new_ids[0] == new_ids[1] == new_ids[2]
+    s3.tick()
+    assert payloads(s3) == [1, 2, 3]
+
+
+def test_what_a_lost_tail_said_of_a_certificate_does_not_outlive_it(nodes: Nodes) -> None:
+    """Both roots count versions from the fork on: the one that stands is learned, although the number is the same."""
+    s1, s2, s3 = lost(nodes, 3)
+    s3.switch(s2)
+    s3.catch_up()
+    first = fail_over(s2, s3)
+    s2.tick()
+    s3.join()
+    s3.catch_up()
+    amend = "select cascade.amend_certificate('q', %s, %s)"
+    s2.value(amend, first["uid"], Jsonb({"node": "s1", "held": "{[2,4)}"}))
+    s2.tick()
+    fail_over(s3)
+    s3.value(amend, first["uid"], Jsonb({"node": "s1", "republished": "{[2,4)}"}))
+    s3.tick()
+    stand_down(s2, s3)
+    resurrect(s2, s3)
+    s2.join()
+    s2.catch_up()
+    query = "select held, republished from cascade.certificates where number = 1"
+    assert s2.row(query) == s3.row(query) == (0, 2)
+    # The one that was opened in the tail itself is gone.
+    assert s2.rows("select number, new_uid from cascade.certificates") == s3.rows(
+        "select number, new_uid from cascade.certificates"
+    )
+    assert s1

@@ -167,7 +167,8 @@ $$;
 comment on function cascade_internal.show_certificate(text, cascade_internal.certificate) is 'A certificate with its numbers.';
 
 -- cascade.republish(set, term_uid, id, event): puts an event of a lost tail into the log, once whatever happens: the key is here, at the
--- root, and goes with the log.  It keeps its time, and its old id as origin.
+-- root, and goes with the log.  It keeps its time, and its old id as origin.  One that was republished before, into a term
+-- that was lost in its turn, may be set aside twice: its first id is a key as well.
 create or replace function cascade.republish("set" text, term_uid uuid, id bigint, event jsonb)
 returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp

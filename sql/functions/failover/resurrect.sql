@@ -166,6 +166,7 @@ begin
         end if;
     end loop;
     v_phantoms := cascade_internal.send_back(v_queue, v_node, v_fork, v_last);
+    perform cascade_internal.forget_certificates(v_queue, v_fork);
     for v_slot in 0 .. v_queue.slots - 1 loop
         -- What was republished into the lost tail is not in the log any more.
         execute format('delete from cascade_internal.republished as r using cascade_internal.event_%s_%s as e'
@@ -186,6 +187,28 @@ begin
 end
 $$;
 comment on function cascade.resurrect(text, jsonb, text, jsonb) is 'Takes a carrier back to a fork and makes it a branch.';
+
+-- Takes back what the tail said of certificates.  Each event of it was one version more: the new root counts on from the
+-- fork too, and its versions are to be learned.  One that was opened in the tail is gone.
+create or replace function cascade_internal.forget_certificates(queue cascade_internal.queue, fork cascade_internal.tick)
+returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
+as $$
+declare
+    v_id   constant integer := (forget_certificates.queue).queue_id;
+    v_slot integer;
+begin
+    for v_slot in 0 .. (forget_certificates.queue).slots - 1 loop
+        execute format(
+            'update cascade_internal.certificate as c set version = c.version - x.events'
+            ' from (select (e.payload->>''new_uid'')::uuid as new_uid, count(*) as events from cascade_internal.event_%s_%s as e'
+            ' where %s and e.origin = ''.cascade'' and e.type = ''cascade.certificate'' group by 1) as x'
+            ' where c.queue_id = %1$s and c.new_uid = x.new_uid', v_id, v_slot, cascade_internal.tail_where(forget_certificates.fork));
+    end loop;
+    delete from cascade_internal.certificate as c where c.queue_id = v_id and c.version < 1;
+end
+$$;
+comment on function cascade_internal.forget_certificates(cascade_internal.queue, cascade_internal.tick) is 'Takes back what a lost tail said of certificates.';
 
 -- Sets consumers beyond a fork back to it, their open batches revoked, and records what they had processed.
 create or replace function cascade_internal.send_back(
