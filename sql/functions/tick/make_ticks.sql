@@ -22,7 +22,8 @@ begin
                           - v_last.event_seq < v_queue.tick_max_events;
         continue when v_age between interval '0' and v_queue.tick_idle
                       and not cascade_internal.has_pending(v_queue, v_last);
-        perform from cascade_internal.queue as q where q.queue_id = v_queue.queue_id for no key update skip locked;
+        -- The list may be older than a fence: a root that stands down makes no more ticks, and that is no error.
+        perform from cascade_internal.queue as q where q.queue_id = v_queue.queue_id and not q.is_copy for no key update skip locked;
         continue when not found;
         if cascade_internal.is_other_server(v_queue) then
             perform cascade_internal.want_fence(v_queue, 'rewound', 'its server is not the one on which the term began: the tail may be lost');
