@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import psycopg
 import pytest
 
@@ -202,3 +205,34 @@ def test_the_view_of_ticks_shows_all_queues(db: Database) -> None:
     db.queue("other")
     assert {row[0] for row in db.rows("select queue from cascade.ticks")} == {"q", "other"}
     eventually(lambda: db.tick("other") > 2)
+
+
+def test_a_queue_that_is_fenced_while_ticks_are_made_is_passed_over(db: Database) -> None:
+    """The list of queues is read first: an error here would end the daemon that has to raise the fence."""
+    db.queue("a", tick_max_events=1)
+    db.queue("b", tick_max_events=1)
+    db.insert(1, queue="a")
+    db.insert(1, queue="b")
+    first = db.value("select queue_id from cascade_internal.queue where name = 'a'")
+    other = db.connect()
+    found: list[Any] = []
+
+    def make_ticks() -> None:
+        try:
+            found.extend(other.execute("select queue from cascade.make_ticks()").fetchall())
+        except psycopg.Error as error:
+            found.append(error)
+
+    with db.connect(autocommit=False) as holder:
+        for slot in range(3):
+            holder.execute(f"lock table cascade_internal.tick_{first}_{slot} in exclusive mode".encode())
+        thread = threading.Thread(target=make_ticks)
+        thread.start()
+        waiting = (
+            "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        )
+        eventually(lambda: db.value(waiting))
+        db.main.execute("update cascade_internal.queue set is_copy = true where name = 'b'")
+        holder.rollback()
+    thread.join(30)
+    assert found == [("a",)]
