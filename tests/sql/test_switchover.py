@@ -397,6 +397,29 @@ def test_a_root_is_demoted_only_when_its_term_is_over_and_it_has_no_tail(nodes: 
         demote(s1, s2)
 
 
+def test_a_root_that_wrote_nothing_but_control_events_beyond_the_fork_becomes_a_branch(nodes: Nodes) -> None:
+    """One that comes back publishes a watermark and ticks before it hears; nobody needs that."""
+    s1, s2 = nodes.line()
+    s1.insert(1)
+    nodes.settle()
+    s1.rows("select cascade.subscribe('q', 'c')")
+    fail_over(s2)
+    s1.advance()
+    s1.tick()
+    s1.drain()
+    stand_down(s1, s2)
+    assert s1.value("select cascade.root_duty('q')")["is_clean"] is True
+    assert demote(s1, s2)["role"] == "branch"
+    s2.insert(2)
+    s2.tick()
+    s1.join()
+    s1.catch_up()
+    assert payloads(s1) == [1, 2]
+    assert same(s1, s2)
+    assert s1.drain() == [2]
+    assert s1.value("select count(*) from cascade_internal.phantom") == 0
+
+
 def test_a_branch_that_was_switched_over_to_twice_counts_its_generations_anew(nodes: Nodes) -> None:
     """Rotation goes on after a change of clocks: no generation waits for a clock that is no more."""
     s1, s2 = nodes.line()

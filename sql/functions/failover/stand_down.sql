@@ -121,23 +121,50 @@ end
 $$;
 comment on function cascade.root_duty(text) is 'What the daemon of a root has to do now.';
 
--- Whether nothing lies beyond the fork: the last tick is the fork, and no row is outside its snapshot.
+-- Whether no event lies beyond the fork: at most what Cascade itself wrote, ticks and control events of a term that is over.  A root that
+-- comes back writes some before it hears.
 create or replace function cascade_internal.is_clean(queue cascade_internal.queue)
 returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
+as $$
+declare
+    v_id   constant integer := (is_clean.queue).queue_id;
+    v_fork cascade_internal.tick := cascade_internal.end_fork(is_clean.queue);
+    v_same cascade_internal.tick := cascade_internal.find_tick(v_id, (is_clean.queue).slots, v_fork.tick_id);
+    v_slot integer;
+    v_has  boolean;
+begin
+    if v_same.chain is distinct from v_fork.chain or v_same.chain is null then
+        return false;
+    end if;
+    for v_slot in 0 .. (is_clean.queue).slots - 1 loop
+        execute format('select exists (select from cascade_internal.event_%s_%s as e where %s and e.origin is distinct from ''.cascade'')',
+                       v_id, v_slot, cascade_internal.tail_where(v_same))
+           into v_has;
+        if v_has then
+            return false;
+        end if;
+    end loop;
+    return true;
+end
+$$;
+comment on function cascade_internal.is_clean(cascade_internal.queue) is 'Whether a former root has no event beyond the fork.';
+
+create or replace function cascade_internal.end_fork(queue cascade_internal.queue)
+returns cascade_internal.tick
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_last constant cascade_internal.tick := cascade_internal.newest_tick((is_clean.queue).queue_id, (is_clean.queue).slots);
+    v_term cascade_internal.term := cascade_internal.ended_by(
+        (end_fork.queue).queue_id, cascade_internal.newest_tick((end_fork.queue).queue_id, (end_fork.queue).slots), true);
 begin
-    return not cascade_internal.is_dirty(is_clean.queue, v_last)
-       and exists (select from cascade_internal.term as t
-                    where t.queue_id = (is_clean.queue).queue_id and t.parent_uid = v_last.term_uid and t.voided_by is null
-                      and (t.fork->>'tick_id')::bigint = v_last.tick_id and (t.fork->>'chain')::bytea = v_last.chain);
+    return jsonb_populate_record(null::cascade_internal.tick, v_term.fork);
 end
 $$;
-comment on function cascade_internal.is_clean(cascade_internal.queue) is 'Whether a former root has nothing beyond the fork.';
+comment on function cascade_internal.end_fork(cascade_internal.queue) is 'The tick at which the reign of this root was ended; null while it was not.';
 
--- cascade.demote(set, provider, members): a former root without a tail becomes a branch.  A second call changes nothing.
+-- cascade.demote(set, provider, members): a former root without events beyond the fork becomes a branch; what Cascade wrote there itself is
+-- set aside.  A second call changes nothing.
 create or replace function cascade.demote("set" text, provider text, members jsonb default '[]')
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -145,6 +172,8 @@ as $$
 declare
     v_queue cascade_internal.queue := cascade_internal.lock_queue(demote."set");
     v_node  cascade_internal.node := cascade_internal.find_node(demote."set");
+    v_fork  cascade_internal.tick;
+    v_last  cascade_internal.tick;
 begin
     if v_node.role = 'branch' then
         return jsonb_build_object('role', 'branch', 'provider', v_node.provider, 'generation', v_node.generation);
@@ -154,7 +183,13 @@ begin
     elsif not cascade_internal.is_clean(v_queue) then
         perform cascade_internal.raise_answer('dirty', format('%s has events beyond the fork', v_node.node));
     end if;
-    return cascade_internal.become_branch(v_queue, v_node, demote.provider, demote.members, 'demote');
+    v_fork := cascade_internal.end_fork(v_queue);
+    v_last := cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots);
+    if v_last.tick_id = v_fork.tick_id and not cascade_internal.is_dirty(v_queue, v_last) then
+        return cascade_internal.become_branch(v_queue, v_node, demote.provider, demote.members, 'demote');
+    end if;
+    perform cascade.set_aside(demote."set", to_jsonb(v_fork), 2147483647);
+    return cascade.resurrect(demote."set", to_jsonb(v_fork), demote.provider, demote.members);
 end
 $$;
 comment on function cascade.demote(text, text, jsonb) is 'Makes a former root without a tail a branch.';
