@@ -180,7 +180,11 @@ class ResetLeaf(Step):
         view = observed.views.get(self.node)
         if view is None:
             return False
-        return view.tick.tick_id <= int(self.fork["tick_id"]) or view.tick.term_uid != self.fork["term_uid"]
+        # Another term alone says little: it may be one that an operator gave up.
+        has_gone_on = view.tick.term_uid != self.fork["term_uid"] and not left_at(
+            view.tick, observed.terms, observed.tip
+        )
+        return view.tick.tick_id <= int(self.fork["tick_id"]) or has_gone_on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -231,7 +231,7 @@ begin
             (v_state.subscription_id, v_position.n + 1, (send_back.fork).tick_id, (send_back.fork).tick_id, (send_back.fork).total, '{}', 'seek', null,
              clock_timestamp())::cascade_internal.position);
         -- What was only handed out counts as well: somebody may have acted on it.
-        continue when v_state.consumer = '.global_watermark' or v_state.total = (send_back.fork).total and v_state.head = v_state.tick_id;
+        continue when v_state.consumer = '.global_watermark';
         insert into cascade_internal.phantom as p ("set", term_uid, node, consumer, from_tick, to_tick, events)
         values ((send_back.queue).name, (send_back.last).term_uid, (send_back.node).node, v_state.consumer, (send_back.fork).tick_id,
                 greatest(v_state.tick_id, v_state.head), v_state.total - (send_back.fork).total)
