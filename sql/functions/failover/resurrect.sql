@@ -153,7 +153,7 @@ declare
     v_done  bigint;
     v_phantoms jsonb;
 begin
-    if v_node.role = 'branch' and exists (select from cascade_internal.path_terms(v_queue.queue_id, v_last.term_uid) as p where p.uid = v_last.term_uid)
+    if v_node.role = 'branch'
        and (v_last.tick_id, v_last.chain) = ((resurrect.fork->>'tick_id')::bigint, (resurrect.fork->>'chain')::bytea)
        and not cascade_internal.is_dirty(v_queue, v_last) then
         return jsonb_build_object('role', 'branch', 'provider', v_node.provider, 'events', 0, 'ticks', 0, 'phantoms', '[]'::jsonb, 'is_repeat', true);
