@@ -80,12 +80,14 @@ class Cluster:
         binaries: Binaries | None = None,
         templates: str | Path | None = None,
         account: Account | None = None,
+        within: str | Path | None = None,
     ) -> Iterator[Self]:
         """A running cluster that is gone after the block, and even if this process is killed inside it.
 
         `templates` is a directory that several clusters share, so that only the first runs initdb.
+        `within` is where its own directory is made, instead of the system's place for temporary files.
         """
-        directory = Path(tempfile.gettempdir()) / f"cascade-{secrets.token_hex(6)}"
+        directory = Path(within or tempfile.gettempdir()) / f"cascade-{secrets.token_hex(6)}"
         cluster = cls(
             directory,
             nodes=nodes,
