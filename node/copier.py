@@ -133,7 +133,7 @@ class Copier:
         async with AsyncExitStack() as stack:
             provider = await connect(address, service=f"{me.node}/copier")
             stack.callback(provider.pgconn.finish)
-            await set_up_reader(provider)
+            await set_up_reader(provider, within_s=self.home.link_timeout_s)
             self.adapt(provider)
             me, channel = await self.home.join(local, provider, me)
             await stack.enter_async_context(listening(address, channel, self.wakeups, service=f"{me.node}/listen"))

@@ -130,6 +130,7 @@ def carry_arrays(context: AdaptContext) -> None:
     context.adapters.register_dumper(Raw, _RawDumper)
 
 
-async def set_up_reader(conn: AsyncConnection) -> None:
+async def set_up_reader(conn: AsyncConnection, *, within_s: float) -> None:
     """Prepare a connection for reading events: partitions have no statistics, so plans are told what to do."""
-    await conn.execute("set enable_seqscan = off; set jit = off; set max_parallel_workers_per_gather = 0")
+    with deadline(within_s, conn):
+        await conn.execute("set enable_seqscan = off; set jit = off; set max_parallel_workers_per_gather = 0")
