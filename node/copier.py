@@ -23,7 +23,7 @@ from typing import Any, LiteralString
 
 from cascade.db import AsyncConnection, connect, translated
 from cascade.errors import JoinError, MovedOnError, RejoinError
-from cascade.node.home import Home, Standing
+from cascade.node.home import HURRY, Home, Standing
 from cascade.node.pipe import Raw, carry_arrays, deadline, pipe, set_up_reader
 from cascade.node.signals import Wakeups, listening
 
@@ -93,6 +93,7 @@ class Copier:
             local = await self.home.connect("copier")
             stack.push_async_callback(local.close)
             carry_arrays(local)
+            await self.home.call(local, HURRY, self.home.lock_timeout)
             await stack.enter_async_context(
                 listening(self.home.dsn, "cascade_node", self.wakeups, service=f"{self.home.set}/node")
             )
