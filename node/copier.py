@@ -188,6 +188,7 @@ class Copier:
             self.events += found.events
             self.bytes += sum(len(column.data) for column in found.columns if isinstance(column, Raw))
             return
+        self.doubt()
         with translated(), deadline(self.home.link_timeout_s, local, provider) as timer:
             async with local.transaction():
                 cur = await local.execute(BEGIN, (self.home.set, me.provider, me.generation, *after))
@@ -200,5 +201,12 @@ class Copier:
                 timer.extend()
         self.events += found.events
         self.bytes += size
-        if found.events:
-            self._event_bytes = max(50.0, size / found.events)
+        self.learn(found.events, size)
+
+    def doubt(self) -> None:
+        """Ask for half as much next time, should this range not arrive: it may be more than the link can bear."""
+        self._event_bytes *= 2
+
+    def learn(self, events: int, size: int) -> None:
+        """Note how large events are, when some have arrived."""
+        self._event_bytes = max(50.0, size / events) if events else self._event_bytes / 2

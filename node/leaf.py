@@ -32,7 +32,7 @@ class LeafCopier(Copier):
     """Reads, processes and forgets."""
 
     def __init__(self, home: Home, handler: Handler | None, *, pace: Pace | None = None) -> None:
-        super().__init__(home, pace=pace or Pace(max_ticks=100, max_events=5000))
+        super().__init__(home, pace=pace or Pace(max_ticks=100, max_events=5000, max_bytes=8 * 1024 * 1024))
         self._handler = handler
         self.error: str | None = None
         self._is_noted = True
@@ -55,7 +55,9 @@ class LeafCopier(Copier):
             # The provider has looked once more already.
             rows = sorted((*row, 1) for row in zip(*found.columns, strict=True)) if found.columns[0] else []
         else:
+            self.doubt()
             rows = await self._read(provider, found.query)
+            self.learn(len(rows), sum(len(row[_PAYLOAD]) for row in rows))
             await self.check(provider, me, after, found)
         controls = [
             {"type": row[_TYPE], "payload": json.loads(row[_PAYLOAD])} for row in rows if row[_ORIGIN] == ".cascade"

@@ -122,6 +122,28 @@ def test_the_limits_of_a_step_are_kept_and_one_tick_always_fits(nodes: Nodes) ->
     assert same(s1, s2) == 58
 
 
+def test_a_range_of_large_events_ends_before_it_is_too_large(nodes: Nodes) -> None:
+    s1, s2 = nodes.line()
+    s2.catch_up()
+    # What does not shrink when it is compressed is as large in the partition as on the wire.
+    put = (
+        "insert into queue.q (payload) select to_json(t.text) from generate_series(1, %s),"
+        " (select string_agg(md5(n::text), '') as text from generate_series(1, 65536) as n) as t"
+    )
+    for count in (1, 1, 20, 1, 2, 2, 2, 2, 2, 2, 2, 2):
+        s1.main.execute(put, (count,))
+        s1.tick()
+    taken = []
+    while fetched := s2.copy():
+        taken.append((len(fetched.ticks), fetched.events))
+    # 2 MiB each: at most 16 of them, unless they are in one tick.
+    assert sum(events for _, events in taken) == 39
+    assert (1, 20) in taken
+    assert all(events <= 16 or ticks == 1 for ticks, events in taken)
+    assert len(taken) <= 6
+    assert same(s1, s2) == 40
+
+
 def test_empty_ticks_are_copied_too(nodes: Nodes) -> None:
     s1, s2 = nodes.line()
     ticks = [s1.tick() for _ in range(3)]
