@@ -23,7 +23,7 @@ from typing import Any, LiteralString
 
 from cascade.db import AsyncConnection, connect, translated
 from cascade.errors import JoinError, MovedOnError, RejoinError
-from cascade.node.home import Home, Standing
+from cascade.node.home import HURRY, Home, Standing
 from cascade.node.pipe import Raw, carry_arrays, deadline, pipe, set_up_reader
 from cascade.node.signals import Wakeups, listening
 
@@ -93,6 +93,7 @@ class Copier:
             local = await self.home.connect("copier")
             stack.push_async_callback(local.close)
             carry_arrays(local)
+            await self.home.call(local, HURRY, self.home.lock_timeout)
             await stack.enter_async_context(
                 listening(self.home.dsn, "cascade_node", self.wakeups, service=f"{self.home.set}/node")
             )
@@ -133,7 +134,7 @@ class Copier:
         async with AsyncExitStack() as stack:
             provider = await connect(address, service=f"{me.node}/copier")
             stack.callback(provider.pgconn.finish)
-            await set_up_reader(provider)
+            await set_up_reader(provider, within_s=self.home.link_timeout_s)
             self.adapt(provider)
             me, channel = await self.home.join(local, provider, me)
             await stack.enter_async_context(listening(address, channel, self.wakeups, service=f"{me.node}/listen"))
@@ -187,6 +188,7 @@ class Copier:
             self.events += found.events
             self.bytes += sum(len(column.data) for column in found.columns if isinstance(column, Raw))
             return
+        self.doubt()
         with translated(), deadline(self.home.link_timeout_s, local, provider) as timer:
             async with local.transaction():
                 cur = await local.execute(BEGIN, (self.home.set, me.provider, me.generation, *after))
@@ -199,5 +201,12 @@ class Copier:
                 timer.extend()
         self.events += found.events
         self.bytes += size
-        if found.events:
-            self._event_bytes = max(50.0, size / found.events)
+        self.learn(found.events, size)
+
+    def doubt(self) -> None:
+        """Ask for half as much next time, should this range not arrive: it may be more than the link can bear."""
+        self._event_bytes *= 2
+
+    def learn(self, events: int, size: int) -> None:
+        """Note how large events are, when some have arrived."""
+        self._event_bytes = max(50.0, size / events) if events else self._event_bytes / 2

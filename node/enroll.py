@@ -15,6 +15,7 @@ from psycopg.types.json import Jsonb
 from cascade.db import AsyncConnection, connect, translated
 from cascade.errors import CascadeError, MovedOnError, NodeNotFoundError, TransientError
 from cascade.node.home import JOIN, SERVED, Home, Standing, join_error
+from cascade.node.pipe import deadline
 from cascade.topology import Node, Topology, expand
 
 log = logging.getLogger("cascade.node.enroll")
@@ -43,10 +44,10 @@ def location_of(topology: Topology, node: Node) -> Jsonb:
     return Jsonb({"database": node.database, "dsn": topology.databases[node.database].dsn})
 
 
-async def own_node(conn: AsyncConnection, set_name: str) -> dict[str, Any] | None:
-    """Return this database's node in a set, if it has one."""
-    with translated():
-        row: Any = await (await conn.execute(OWN, (set_name,))).fetchone()
+async def own_node(home: Home, conn: AsyncConnection) -> dict[str, Any] | None:
+    """Return this database's node in a set, if it has one; give the link up when it does not answer."""
+    with translated(), deadline(home.link_timeout_s, conn):
+        row: Any = await (await conn.execute(OWN, (home.set,))).fetchone()
     names = ("node", "role", "provider", "generation", "state", "file_provider", "queue_id")
     return None if row is None else dict(zip(names, row, strict=True))
 
@@ -60,7 +61,7 @@ async def enroll(home: Home, topology: Topology, node: Node, *, again: bool = Fa
     chosen = topology.sets[node.set]
     local = await home.connect("enroll")
     try:
-        if not again and await own_node(local, node.set) is not None:
+        if not again and await own_node(home, local) is not None:
             return False
         root = await connect(dsn_of(topology, chosen.root.database), service=f"{node.name}/enroll")
         try:
@@ -75,7 +76,7 @@ async def enroll(home: Home, topology: Topology, node: Node, *, again: bool = Fa
             known_from = await home.call(root, TICK, node.set)
         finally:
             await root.close()
-        if again and await own_node(local, node.set) is not None:
+        if again and await own_node(home, local) is not None:
             await home.call(local, READMIT, node.set, Jsonb(welcome), known_from)
             return True
         provider = await connect(dsn_of(topology, chosen.nodes[node.provider].database), service=f"{node.name}/enroll")

@@ -6,7 +6,8 @@
 
 The lock belongs to a session that the server ends when it is idle for long, and the holder uses it every
 few seconds.  So a daemon that was stopped, or whose machine has gone, loses the lock although
-its connections look alive, and its open transaction does not keep the next one waiting for ever.
+its connections look alive, and its open transaction does not keep the next one waiting for ever: a
+session that may have one open holds a lock of its own, by which the next daemon finds and ends it.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ log = logging.getLogger("cascade.node")
 
 EXPIRE: LiteralString = "select set_config('idle_session_timeout', %s, false)"
 LOCK: LiteralString = "select pg_try_advisory_lock(1127303507, 3000000 + %s)"
-#: Ends the sessions of whoever still holds the locks of this node's copier or processor.
+#: Ends the sessions of whoever still holds the locks of this node's copier, processor or handler.
 EVICT: LiteralString = (
     "select count(*) filter (where pg_terminate_backend(l.pid))"
     "  from pg_catalog.pg_locks as l"
     " where l.locktype = 'advisory' and l.granted"
     "   and l.database = (select d.oid from pg_catalog.pg_database as d where d.datname = current_database())"
-    "   and l.classid = 1127303507 and l.objid in (1000000 + %s, 2000000 + %s) and l.objsubid = 2"
+    "   and l.classid = 1127303507 and l.objid in (1000000 + %s, 2000000 + %s, 4000000 + %s) and l.objsubid = 2"
 )
 
 
@@ -54,7 +55,7 @@ class Guard:
         """Claim the node; False while another daemon serves it."""
         if not await self.home.call(self.conn, LOCK, self._queue_id):
             return False
-        if ended := await self.home.call(self.conn, EVICT, self._queue_id, self._queue_id):
+        if ended := await self.home.call(self.conn, EVICT, *[self._queue_id] * 3):
             log.warning("set %s: ended %d sessions of a daemon that served this node before", self.home.set, ended)
         return True
 

@@ -14,6 +14,8 @@ from cascade.errors import BY_SQLSTATE, JoinError, MemberNotFoundError
 from cascade.node.pipe import deadline
 from cascade.topology import Topology, expand
 
+#: Severing alone would leave a session behind that waits on, and holds the lock of its service.
+HURRY: LiteralString = "select set_config('lock_timeout', %s, false)"
 DESCRIBE: LiteralString = "select cascade.describe_node(%s)"
 JOIN: LiteralString = "select cascade.join_provider(%s, %s)"
 NOTE_ANSWER: LiteralString = "select cascade.note_answer(%s, %s, %s, %s, %s)"
@@ -94,6 +96,11 @@ class Home:
     topology: Callable[[], Topology | None] = lambda: None
     #: No answer for so long means that a link is dead.
     link_timeout_s: float = 15.0
+
+    @property
+    def lock_timeout(self) -> str:
+        """How long somebody else's lock is waited for: the server ends the wait before the link is severed."""
+        return f"{self.link_timeout_s * 500:.0f}ms"
 
     async def connect(self, service: str) -> AsyncConnection:
         """Connect to the node's own database."""

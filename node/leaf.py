@@ -14,14 +14,14 @@ from psycopg.types.json import Jsonb
 
 from cascade.batch import Held
 from cascade.codec import JsonCodec
-from cascade.db import AsyncConnection, connect_sync, raw_json, translated
+from cascade.db import AsyncConnection, raw_json, translated
 from cascade.event import Event
 from cascade.names import BatchId, TickId
 from cascade.node.copier import BEGIN, Copier, Pace, Range
 from cascade.node.handler import Handler, is_async
 from cascade.node.home import Home, Standing
-from cascade.node.pipe import COLUMNS, deadline
-from cascade.node.processor import NOTE_ERROR, handling, noting
+from cascade.node.pipe import COLUMNS, deadline, deadline_sync
+from cascade.node.processor import NOTE_ERROR, handler_connection, handling, noting, unhurried, unhurried_sync
 
 FINISH_LEAF: LiteralString = "select cascade.finish_leaf_copy(%s, %s::jsonb, %s)"
 ROWS = "select {}, 1 from ({}) as e order by id"
@@ -32,7 +32,7 @@ class LeafCopier(Copier):
     """Reads, processes and forgets."""
 
     def __init__(self, home: Home, handler: Handler | None, *, pace: Pace | None = None) -> None:
-        super().__init__(home, pace=pace or Pace(max_ticks=100, max_events=5000))
+        super().__init__(home, pace=pace or Pace(max_ticks=100, max_events=5000, max_bytes=8 * 1024 * 1024))
         self._handler = handler
         self.error: str | None = None
         self._is_noted = True
@@ -55,7 +55,9 @@ class LeafCopier(Copier):
             # The provider has looked once more already.
             rows = sorted((*row, 1) for row in zip(*found.columns, strict=True)) if found.columns[0] else []
         else:
+            self.doubt()
             rows = await self._read(provider, found.query)
+            self.learn(len(rows), sum(len(row[_PAYLOAD]) for row in rows))
             await self.check(provider, me, after, found)
         controls = [
             {"type": row[_TYPE], "payload": json.loads(row[_PAYLOAD])} for row in rows if row[_ORIGIN] == ".cascade"
@@ -68,7 +70,7 @@ class LeafCopier(Copier):
         if self._handler is None or is_async(self._handler) or not events:
             await self._apply(local, batch, begin, finish)
         else:
-            await asyncio.to_thread(self._apply_sync, batch, begin, finish)
+            await asyncio.to_thread(self._apply_sync, me.queue_id, batch, begin, finish)
         self.events += len(events)
 
     async def _read(self, provider: AsyncConnection, query: str) -> list[Any]:
@@ -84,25 +86,24 @@ class LeafCopier(Copier):
             async with local.transaction():
                 await local.execute(BEGIN, begin)
                 if self._handler is not None and len(batch):
-                    # A handler may take its time.
-                    timer.end()
-                    try:
+                    async with unhurried(self.home, local, timer):
                         with handling(self):
                             await self._handler(batch, local)
-                    finally:
-                        timer.extend()
                     if self._is_noted:
                         await local.execute(NOTE_ERROR, (self.home.set, None))
                 await local.execute(FINISH_LEAF, finish)
         self._is_noted = False
 
-    def _apply_sync(self, batch: Held[Any], begin: tuple[object, ...], finish: tuple[object, ...]) -> None:
+    def _apply_sync(
+        self, queue_id: int, batch: Held[Any], begin: tuple[object, ...], finish: tuple[object, ...]
+    ) -> None:
         assert self._handler is not None
-        with connect_sync(self.home.dsn, service=f"{self.home.set}/handler") as conn, translated():
-            with conn.transaction():
+        with handler_connection(self.home, queue_id) as conn:
+            with translated(), deadline_sync(self.home.link_timeout_s, conn) as timer, conn.transaction():
                 conn.execute(BEGIN, begin)
-                with handling(self):
-                    self._handler(batch, conn)
+                with unhurried_sync(self.home, conn, timer):
+                    with handling(self):
+                        self._handler(batch, conn)
                 if self._is_noted:
                     conn.execute(NOTE_ERROR, (self.home.set, None))
                 conn.execute(FINISH_LEAF, finish)

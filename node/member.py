@@ -23,7 +23,6 @@ from cascade.node.guard import Guard
 from cascade.node.handler import Handler, load_handler
 from cascade.node.health import Report
 from cascade.node.home import Home
-from cascade.node.pipe import deadline
 from cascade.node.processor import NOTE_ERROR
 from cascade.node.roles import SERVICES, services_of
 from cascade.node.service import Service, pause
@@ -72,7 +71,7 @@ class MemberRunner:
     async def _own(self) -> dict[str, Any] | None:
         conn = await self.home.connect("node")
         try:
-            return await own_node(conn, self.node.set)
+            return await own_node(self.home, conn)
         finally:
             await conn.close()
 
@@ -162,8 +161,7 @@ class MemberRunner:
     async def _compare(self, guard: Guard) -> Role:
         """Obey a new provider in the file, report every other difference, and return the node's role."""
         wanted, drift = self.node, []
-        with deadline(self.home.link_timeout_s, guard.conn):
-            own = await own_node(guard.conn, self.node.set)
+        own = await own_node(self.home, guard.conn)
         if own is None:
             raise NodeNotFoundError(f"set {wanted.set}: the node of this database is gone")
         if own["node"] != wanted.name:

@@ -12,15 +12,18 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Protocol
 
+import psycopg
 from psycopg import pq
 from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Dumper, Loader
 from psycopg.copy import AsyncQueuedLibpqWriter
 
-from cascade.db import AsyncConnection
+from cascade.db import AsyncConnection, Connection
 
 BLOCK_BYTES = 256 * 1024
 #: Binary, too, is converted between encodings: both sides must name the same one, whatever their databases prefer.
@@ -30,6 +33,13 @@ COLUMNS = "id, time, txid, type, key, payload, headers, origin, origin_id"
 _TRAILER_BYTES, _EMPTY_BYTES = 2, 21
 
 
+class Timer(Protocol):
+    """What is to happen later."""
+
+    def cancel(self) -> None:
+        """Have it not happen."""
+
+
 class Deadline:
     """Severs connections that make no progress: their next read fails as if the other side had gone.
 
@@ -37,15 +47,20 @@ class Deadline:
     that is half open never happens.
     """
 
-    def __init__(self, seconds: float, *connections: AsyncConnection) -> None:
-        self._seconds, self._connections = seconds, connections
-        self._timer: asyncio.TimerHandle | None = None
+    def __init__(
+        self,
+        seconds: float,
+        *connections: AsyncConnection | Connection,
+        later: Callable[[float, Callable[[], None]], Timer],
+    ) -> None:
+        self._seconds, self._connections, self._later = seconds, connections, later
+        self._timer: Timer | None = None
         self.extend()
 
     def extend(self) -> None:
         """Note progress: the time begins anew."""
         self.end()
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._sever)
+        self._timer = self._later(self._seconds, self._sever)
 
     def end(self) -> None:
         """Let the connections live."""
@@ -56,19 +71,36 @@ class Deadline:
         for conn in self._connections:
             if conn.closed:
                 continue
-            with socket.socket(fileno=os.dup(conn.pgconn.socket)) as link:
-                with suppress(OSError):  # It may be gone already.
+            with suppress(OSError, psycopg.Error):  # It may be gone already.
+                with socket.socket(fileno=os.dup(conn.pgconn.socket)) as link:
                     link.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
 def deadline(seconds: float, *connections: AsyncConnection) -> Iterator[Deadline]:
     """Sever the connections unless the block ends, or notes progress, in time."""
-    timer = Deadline(seconds, *connections)
+    timer = Deadline(seconds, *connections, later=asyncio.get_running_loop().call_later)
     try:
         yield timer
     finally:
         timer.end()
+
+
+@contextmanager
+def deadline_sync(seconds: float, *connections: Connection) -> Iterator[Deadline]:
+    """Sever the connections unless the block ends in time; for a thread, which has no loop to wait in."""
+    timer = Deadline(seconds, *connections, later=_in_a_thread)
+    try:
+        yield timer
+    finally:
+        timer.end()
+
+
+def _in_a_thread(seconds: float, act: Callable[[], None]) -> Timer:
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 async def read_blocks(source: AsyncConnection, query: str) -> AsyncIterator[bytes]:
@@ -130,6 +162,7 @@ def carry_arrays(context: AdaptContext) -> None:
     context.adapters.register_dumper(Raw, _RawDumper)
 
 
-async def set_up_reader(conn: AsyncConnection) -> None:
+async def set_up_reader(conn: AsyncConnection, *, within_s: float) -> None:
     """Prepare a connection for reading events: partitions have no statistics, so plans are told what to do."""
-    await conn.execute("set enable_seqscan = off; set jit = off; set max_parallel_workers_per_gather = 0")
+    with deadline(within_s, conn):
+        await conn.execute("set enable_seqscan = off; set jit = off; set max_parallel_workers_per_gather = 0")

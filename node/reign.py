@@ -168,7 +168,7 @@ async def copy_some(links: Links, node: str) -> bool:
             return False
         provider = await connect(links.address(me.provider), service=f"{node}/operator")
         try:
-            await set_up_reader(provider)
+            await set_up_reader(provider, within_s=home.link_timeout_s)
             copier.adapt(provider)
             me, _ = await home.join(local, provider, me)
             position, copied = (me.tick_id, me.chain), False

@@ -130,7 +130,7 @@ def _raw(found: Nodes, count: int) -> float:
 
     async def move() -> float:
         a, b = await connect(found.dsn("s1"), service="raw"), await connect(found.dsn("s2"), service="raw")
-        await set_up_reader(a)
+        await set_up_reader(a, within_s=15)
         start = time.perf_counter()
         with deadline(300, a, b) as timer:
             async with b.transaction():

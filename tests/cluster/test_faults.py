@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.fixtures.cascade import Cascade, Daemon, eventually
+from tests.fixtures.cascade import PICTURE, Cascade, Daemon, eventually
 
 
 def stands_by(daemon: Daemon) -> bool:
@@ -115,3 +115,81 @@ def test_a_daemon_that_was_frozen_finds_another_in_its_place(cascade: Cascade, i
     eventually(lambda: stands_by(first))
     assert serves(second)
     cascade.check_all()
+
+
+def give_handlers(cascade: Cascade, handler: str) -> None:
+    """Give s2, a branch, and s4, the leaf, a handler that stays inside while handler_fails has a row."""
+    nodes = {name: dict(node) for name, node in PICTURE.items()}
+    nodes["s2"]["handler"] = nodes["s4"]["handler"] = f"tests.fixtures.handlers:{handler}"
+    cascade.define(nodes)
+    for name in ("s2", "s4"):
+        cascade.dbs[name].main.execute("create table public.handler_fails (reason text)")
+        cascade.dbs[name].main.execute("create table public.handler_seat as select 1")
+        cascade.dbs[name].main.execute(
+            "create table public.cascade_events (event_id bigint, batch_to bigint, type text, key text, payload json)"
+        )
+    cascade.run()
+
+
+def check_handled(cascade: Cascade) -> None:
+    """See that both handlers have stored every event once."""
+    cascade.settle()
+    stored = "select count(*) from public.cascade_events"
+    for name in ("s2", "s4"):
+        eventually(lambda name=name: cascade.dbs[name].value(stored) >= cascade.published)
+        cascade.check_leaf(name)
+
+
+@pytest.mark.parametrize("handler", ["linger", "linger_sync"])
+def test_a_daemon_frozen_inside_a_handler_keeps_nothing_from_the_next(cascade: Cascade, handler: str) -> None:
+    give_handlers(cascade, handler)
+    firsts = [cascade.daemon(name) for name in ("s2", "s4")]
+    seconds = [cascade.start_one(name) for name in ("s2", "s4")]
+    for second in seconds:
+        eventually(lambda second=second: stands_by(second))
+    for name in ("s2", "s4"):
+        cascade.dbs[name].main.execute("insert into public.handler_fails values ('stay inside')")
+    cascade.publish(100)
+    inside = (
+        "select count(*) from pg_locks as l join pg_database as d on d.oid = l.database"
+        " where d.datname = current_database() and mode = 'RowExclusiveLock'"
+        "   and l.relation = 'public.cascade_events'::regclass"
+    )
+    for name, first in zip(("s2", "s4"), firsts, strict=True):
+        eventually(lambda name=name: cascade.dbs[name].value(inside))
+        first.process.send_signal(signal.SIGSTOP)
+        cascade.dbs[name].main.execute("delete from public.handler_fails")
+    cascade.publish(100)
+    for second in seconds:
+        eventually(lambda second=second: serves(second))
+    check_handled(cascade)
+    for first in firsts:
+        first.process.send_signal(signal.SIGCONT)
+    cascade.publish(100)
+    for first in firsts:
+        eventually(lambda first=first: stands_by(first))
+    check_handled(cascade)
+
+
+@pytest.mark.parametrize("handler", ["store", "store_sync"])
+def test_a_lock_that_somebody_holds_is_not_waited_for_in_silence(cascade: Cascade, handler: str) -> None:
+    """An operator's forgotten transaction, say: the server ends the wait, so no session is left behind."""
+    give_handlers(cascade, handler)
+    held = {
+        "s2": ("orders/processor", "select from cascade_internal.subscription where consumer = '.handler' for update"),
+        "s4": ("orders/copier", "select from cascade_internal.queue for no key update"),
+    }
+    holders = {name: cascade.dbs[name].connect(autocommit=False) for name in held}
+    for name, (_, lock) in held.items():
+        holders[name].execute(lock.encode())
+    cascade.publish(100)
+
+    def is_told(name: str, service: str) -> bool:
+        found = cascade.daemon(name).health() or {"services": {}}
+        return "lock timeout" in (found["services"].get(service, {}).get("error") or "")
+
+    for name, (service, _) in held.items():
+        eventually(lambda name=name, service=service: is_told(name, service))
+    for holder in holders.values():
+        holder.rollback()
+    check_handled(cascade)

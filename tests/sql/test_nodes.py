@@ -332,6 +332,18 @@ def test_a_place_is_given_to_live_members_by_those_who_keep_the_queue(nodes: Nod
         s1.rows("select cascade.register_subscriber('q', 's2', 1)")
 
 
+def test_a_consumer_is_not_subscribed_where_no_events_are_kept(nodes: Nodes) -> None:
+    """It would get empty batches, and by standing still keep the events on every other node."""
+    _, s2 = nodes.line()
+    leaf = nodes.add("s3", s2, role="leaf")
+    nodes.settle()
+    for at in ("now", "earliest"):
+        with refused("QC208", 'node "s3" is a leaf of set "q" and keeps no events'):
+            leaf.rows("select cascade.subscribe('q', 'c', %s)", at)
+    assert leaf.rows("select consumer from cascade.consumers") == []
+    assert s2.value("select cascade.subscribe('q', 'c')") == s2.position()
+
+
 def test_a_place_can_be_chosen(nodes: Nodes) -> None:
     s1 = nodes.root()
     ticks = [s1.tick() for _ in range(4)]

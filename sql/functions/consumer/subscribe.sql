@@ -1,6 +1,7 @@
 -- cascade.subscribe(queue, consumer, at) registers a consumer and returns the tick it stands
 -- on.  A second call changes nothing and returns where the consumer stands now: seek moves it.
--- A consumer that has moved to another node is not made anew here: QC213 names the node.
+-- A consumer that has moved to another node is not made anew here: QC213 names the node.  On a leaf, which keeps
+-- no events, there is nothing to read: QC208.
 create or replace function cascade_internal.subscribe(queue text, consumer text, at text, caller name)
 returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -12,6 +13,8 @@ declare
 begin
     perform cascade_internal.check_name('consumer', subscribe.consumer);
     perform cascade_internal.check_consumer(v_queue, subscribe.consumer, subscribe.caller);
+    -- It would be given empty batches, and hold back the whole set by standing still.
+    perform cascade_internal.check_keeps_events(v_queue);
     insert into cascade_internal.subscription (queue_id, consumer)
     values (v_queue.queue_id, subscribe.consumer)
     on conflict on constraint subscription_consumer_key do nothing
@@ -41,6 +44,21 @@ begin atomic
     select cascade_internal.subscribe(subscribe.queue, subscribe.consumer, subscribe.at, current_user);
 end;
 comment on function cascade.subscribe(text, text, text) is 'Registers a consumer at now, earliest, a tick id or a timestamp.';
+
+create or replace function cascade_internal.check_keeps_events(queue cascade_internal.queue)
+returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_node text := (select n.node from cascade_internal.node as n where n.queue_id = (check_keeps_events.queue).queue_id and n.role = 'leaf');
+begin
+    if v_node is not null then
+        raise exception 'node "%" is a leaf of set "%" and keeps no events', v_node, (check_keeps_events.queue).name
+            using errcode = 'QC208', hint = 'Subscribe on a branch or at the root; the view cascade.locations says where they are.';
+    end if;
+end
+$$;
+comment on function cascade_internal.check_keeps_events(cascade_internal.queue) is 'Refuses a consumer where there is nothing to read.';
 
 -- A tick on which a consumer is about to stand.  Rotation decides what to release while it
 -- holds the oldest generation's row: until this transaction ends it releases nothing.

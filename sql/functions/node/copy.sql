@@ -2,6 +2,7 @@
 -- Returns the ticks that follow, as JSON, and the query that reads their events; no row when there is
 -- nothing.  The subscriber is checked each time: a member, on the path, its events held.
 --
+-- A range of several ticks ends before it holds more than 32 MiB, as they are stored: it is one transaction there.
 -- A range of at most max_bytes, as they are stored, and one event per 1024 of them, comes with the events themselves, column
 -- by column (docs/adr/0021).  After they were read the subscriber is checked once more, as check_copy does:
 -- each statement in here has a snapshot of its own, and TRUNCATE obeys none.  A larger range has no ids.
@@ -22,6 +23,8 @@ declare
     v_prev  cascade_internal.tick;
     v_cur   cascade_internal.tick;
     v_to    integer := 1;
+    v_most  constant bigint := 32 * 1024 * 1024;
+    v_bytes bigint;
 begin
     -- The tick it stands on and those that follow, and one more than wanted, to know whether there is more.  The newest
     -- generation holds all of them but for a while after a switch.
@@ -41,6 +44,16 @@ begin
     if v_to = 1 then
         return;
     end if;
+    -- Only large values make a range too large, and those are stored apart: sizes are added up only where there are many.
+    while v_to > 2 and cascade_internal.large_bytes(v_queue, v_prev.gen_low, (v_ticks[v_to]).gen) > v_most loop
+        execute format('select coalesce(sum(e.bytes), 0) from (%s) as e',
+                       cascade_internal.batch_arms(v_queue, v_prev, v_ticks[v_to],
+                           'pg_column_size(e.payload) + coalesce(pg_column_size(e.headers), 0) as bytes'))
+           into v_bytes;
+        exit when v_bytes <= v_most;
+        -- At most half as far, so that all looks together take no more than twice the first.
+        v_to := greatest(2, least(v_to / 2, (v_to * v_most / v_bytes)::integer));
+    end loop;
     v_cur := v_ticks[v_to];
     fetch_copy.to_tick := v_cur.tick_id;
     fetch_copy.to_chain := v_cur.chain;
@@ -71,6 +84,20 @@ end
 $$;
 comment on function cascade.fetch_copy(text, text, bigint, bigint, bytea, integer, bigint, integer)
     is 'What a subscriber copies next, with the events when they are few.';
+
+-- What partitions hold apart from their rows: no row of theirs is larger than 2 KB but for that.
+create or replace function cascade_internal.large_bytes(queue cascade_internal.queue, first_gen bigint, last_gen bigint)
+returns bigint
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (select coalesce(sum(pg_relation_size(c.reltoastrelid)), 0)
+              from generate_series(large_bytes.first_gen, large_bytes.last_gen) as g(gen)
+              join pg_catalog.pg_class as c
+                on c.oid = format('cascade_internal.event_%s_%s', (large_bytes.queue).queue_id, g.gen % (large_bytes.queue).slots)::regclass);
+end
+$$;
+comment on function cascade_internal.large_bytes(cascade_internal.queue, bigint, bigint) is 'How much of some partitions is stored apart, as large values are.';
 
 -- cascade.next_copy(set, node, generation, tick_id, chain, max_ticks, max_events): as fetch_copy, and never with events.
 create or replace function cascade.next_copy(

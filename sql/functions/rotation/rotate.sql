@@ -49,8 +49,9 @@ begin
             return;
         end if;
     end loop;
+    -- Copies first: one that is busy is waited for, and nothing of a queue that takes inserts is locked meanwhile.
     for v_queue in
-        select q.* from cascade_internal.queue as q where q.name = coalesce(rotate.queue, q.name) order by q.queue_id
+        select q.* from cascade_internal.queue as q where q.name = coalesce(rotate.queue, q.name) order by q.is_copy desc, q.queue_id
     loop
         return query
             select v_queue.name, s.action, s.gen, s.detail
@@ -68,6 +69,8 @@ language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_id      constant integer := (rotate_step.queue).queue_id;
+    v_timeout constant text := current_setting('lock_timeout');
+    v_is_free boolean;
     v_current bigint;
     v_oldest  cascade_internal.generation;
     v_newest  cascade_internal.generation;
@@ -119,16 +122,26 @@ begin
     if v_current - v_oldest.gen + 1 < (rotate_step.queue).slots
        and (rotate_step.wanted or clock_timestamp() - v_newest.switched_at >= (rotate_step.queue).rotation_period) then
         -- Not "for update": that would wait for, and hold up, whoever refers to the row by a key.
-        -- A copier that catches up holds the row most of the time: rotation queues up behind it.
+        -- A copier that catches up holds the row most of the time: rotation queues up behind it, but only for a
+        -- moment.  A leaf holds it as long as its handler takes, and what is locked here makes others wait.
         if (rotate_step.queue).is_copy then
-            perform from cascade_internal.queue as q where q.queue_id = v_id for no key update;
+            perform set_config('lock_timeout', '1s', true);
+            begin
+                perform from cascade_internal.queue as q where q.queue_id = v_id for no key update;
+                v_is_free := true;
+            exception when lock_not_available then
+                v_is_free := false;
+            end;
+            perform set_config('lock_timeout', v_timeout, true);
         else
             perform from cascade_internal.queue as q where q.queue_id = v_id for no key update skip locked;
+            v_is_free := found;
         end if;
-        if not found then
+        if not v_is_free then
             rotate_step.action := 'waiting';
             rotate_step.gen := v_current;
-            rotate_step.detail := coalesce((select h.detail from cascade_internal.place_holder(rotate_step.queue) as h), 'a tick');
+            rotate_step.detail := coalesce((select h.detail from cascade_internal.place_holder(rotate_step.queue) as h),
+                                           case when (rotate_step.queue).is_copy then 'a copy or its handler' else 'a tick' end);
             return next;
             return;
         end if;
