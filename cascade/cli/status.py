@@ -49,8 +49,9 @@ def status(path: Path, watch: bool, timeout_s: float, as_json: bool) -> int:
     """Show every set as a tree: roles, lag, rates, and what is wrong.
 
     Each line has the tick, the lag from the root and per hop, events per second, bytes, notes.  A node
-    that does not answer is shown as it was last heard of, with the age of that.  Below the tree stands
-    what the root's death would cost now, at most.  Exit code: 0 healthy, 1 warning, 2 critical.
+    that does not answer is shown as it was last heard of, with the age of that, and never without lag:
+    null in --json is a lag that nobody knows.  Below the tree stands what the root's death would cost
+    now, at most.  Exit code: 0 healthy, 1 warning, 2 critical.
 
     \b
     cascade status -f orders.yaml
@@ -175,6 +176,8 @@ def describe(node: NodeStatus) -> list[str]:
         behind = ""
     elif node.lag_ticks is None:
         behind = "lag unknown"
+    elif node.role is None:
+        behind = f"{_ticks(node.lag_ticks)} behind when last heard"
     elif node.lag_ticks == 0:
         behind = "no lag"
     else:
@@ -183,11 +186,14 @@ def describe(node: NodeStatus) -> list[str]:
             if node.hop_ticks is None or node.hop_ticks == node.lag_ticks
             else f", {node.hop_ticks} from {node.provider}"
         )
-        ticks = "1 tick" if node.lag_ticks == 1 else f"{node.lag_ticks} ticks"
-        behind = f"{out.human_seconds(node.lag_seconds or 0)} behind ({ticks}{hop})"
+        behind = f"{out.human_seconds(node.lag_seconds or 0)} behind ({_ticks(node.lag_ticks)}{hop})"
     rate = "" if node.events_per_second is None else f"{node.events_per_second:g}/s"
     size = "" if node.bytes is None else out.human_bytes(node.bytes)
     return [f"{mark} {node.state}", f"tick {node.tick_id}", behind, rate, size, "; ".join(node.notes)]
+
+
+def _ticks(count: int) -> str:
+    return "1 tick" if count == 1 else f"{count} ticks"
 
 
 @click.command()
