@@ -56,6 +56,7 @@ class Client:
         self._opening = asyncio.Lock()
         self._trail = Trail(self.dsn, follow_s=follow_s, databases=databases)
         self._roots: dict[str, AsyncConnection] = {}
+        self._limits = producer.Limits()
 
     async def __aenter__(self) -> Self:
         await self.connection()
@@ -142,10 +143,17 @@ class Client:
     async def alter_queue(self, name: str, /, **options: object) -> None:
         """Change options of a queue."""
         await self.call("select cascade.alter_queue(%s, %s)", name, Jsonb(_plain(options)))
+        self._limits.forget()
 
     async def drop_queue(self, name: str, *, force: bool = False) -> None:
         """Remove a queue with all its events; with `force` also when it has consumers."""
         await self.call("select cascade.drop_queue(%s, %s)", name, force)
+
+    async def payload_limit(self, conn: AsyncConnection, queue: QueueName) -> int:
+        """Return how many bytes an event may have, as the database behind a connection said a minute ago at most."""
+        if (most := self._limits.known(conn, queue)) is None:
+            most = self._limits.learn(conn, queue, await (await conn.execute(producer.LIMIT, (queue,))).fetchone())
+        return most
 
     async def call(self, query: LiteralString, *arguments: object) -> object:
         """Run a statement that returns one value."""
@@ -187,11 +195,12 @@ class Queue(Generic[T]):
         table = producer.table(self.name)
 
         async def send(conn: AsyncConnection) -> int:
+            most = await self._client.payload_limit(conn, self.name)
             if len(items) <= producer.INSERT_MOST:
-                await conn.execute(producer.INSERT.format(table), producer.columns(self._codec, items))
+                await conn.execute(producer.INSERT.format(table), producer.columns(self._codec, items, most))
                 return len(items)
             async with conn.cursor() as cur, cur.copy(producer.COPY.format(table)) as copy:
-                for block in producer.copy_blocks(self._codec, items):
+                for block in producer.copy_blocks(self._codec, items, most):
                     await copy.write(block)
             return len(items)
 

@@ -48,6 +48,7 @@ class Client:
         self._conn = None if isinstance(target, str) else target
         self._trail = Trail(self._dsn, follow_s=follow_s, databases=databases)
         self._roots: dict[str, Connection] = {}
+        self._limits = producer.Limits()
 
     def __enter__(self) -> Self:
         self.connection()
@@ -123,10 +124,17 @@ class Client:
     def alter_queue(self, name: str, /, **options: object) -> None:
         """Change options of a queue."""
         self.call("select cascade.alter_queue(%s, %s)", name, Jsonb(_plain(options)))
+        self._limits.forget()
 
     def drop_queue(self, name: str, *, force: bool = False) -> None:
         """Remove a queue with all its events; with `force` also when it has consumers."""
         self.call("select cascade.drop_queue(%s, %s)", name, force)
+
+    def payload_limit(self, conn: Connection, queue: QueueName) -> int:
+        """Return how many bytes an event may have; see cascade.client.Client."""
+        if (most := self._limits.known(conn, queue)) is None:
+            most = self._limits.learn(conn, queue, conn.execute(producer.LIMIT, (queue,)).fetchone())
+        return most
 
     def call(self, query: LiteralString, *arguments: object) -> object:
         """Run a statement that returns one value."""
@@ -167,11 +175,12 @@ class Queue(Generic[T]):
         table = producer.table(self.name)
 
         def send(conn: Connection) -> int:
+            most = self._client.payload_limit(conn, self.name)
             if len(items) <= producer.INSERT_MOST:
-                conn.execute(producer.INSERT.format(table), producer.columns(self._codec, items))
+                conn.execute(producer.INSERT.format(table), producer.columns(self._codec, items, most))
                 return len(items)
             with conn.cursor() as cur, cur.copy(producer.COPY.format(table)) as copy:
-                for block in producer.copy_blocks(self._codec, items):
+                for block in producer.copy_blocks(self._codec, items, most):
                     copy.write(block)
             return len(items)
 

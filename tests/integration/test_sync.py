@@ -38,6 +38,21 @@ def test_publishing_and_reading(client: cascade.sync.Client) -> None:
     assert queue.next_batch("c") is None
 
 
+def test_a_queue_takes_as_much_by_one_way_as_by_another(client: cascade.sync.Client) -> None:
+    client.create_queue("small", payload_max_bytes=1000)
+    queue = client.queue("small")
+    fits, too_large = "é" * 499, "é" * 499 + "x"
+    queue.publish(fits)
+    for count in (3, 300):
+        assert queue.publish_many([fits] * count) == count
+        with pytest.raises(errors.PayloadSizeError, match="the queue takes 1000"):
+            queue.publish_many([*range(count), too_large])
+    with pytest.raises(errors.PayloadSizeError, match='queue "small" takes 1000'):
+        queue.publish(too_large)
+    client.alter_queue("small", payload_max_bytes=1001)
+    assert queue.publish_many([too_large]) == 1
+
+
 def test_a_stream_yields_batches_and_finishes_them(db: Database) -> None:
     with cascade.sync.connect(db.dsn) as client:
         queue = client.queue("q")
