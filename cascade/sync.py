@@ -252,7 +252,9 @@ class Queue(Generic[T]):
             try:
                 conn = self._client.connection()
                 if listening is not conn:
-                    conn.execute(f"listen {self._client.call(statements.CHANNEL, self.name)}".encode())
+                    channel = self._client.call(statements.CHANNEL, self.name)
+                    with translated():
+                        conn.execute(f"listen {channel}".encode())
                     listening = conn
                 batch = self._read(reading, finishing=done)
                 done = None

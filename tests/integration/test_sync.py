@@ -10,6 +10,7 @@ import pytest
 import cascade.sync
 from cascade import errors
 from tests.fixtures.database import Database
+from tests.fixtures.proxy import FaultProxy
 
 
 @pytest.fixture
@@ -80,6 +81,40 @@ def test_a_stream_passes_batches_without_events(db: Database) -> None:
         stream = queue.stream("c", max_ticks=1)
         assert [event.payload for event in next(stream)] == ["after them"]
         stream.close()
+
+
+def test_a_stream_survives_the_loss_of_its_connection(db: Database) -> None:
+    admin = db.admin()
+    found: list[object] = []
+    with cascade.sync.connect(db.dsn) as client:
+        db.insert(0)
+        db.tick()
+        for batch in client.queue("q").stream("c", poll_s=0.1):
+            with batch:
+                found += [event.payload for event in batch]
+            if len(found) == 5:
+                break
+            admin.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'cascade/client'"
+            )
+            db.insert(len(found))
+            db.tick()
+    assert found == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("statement", [b"tick_channel", b"listen ", b"next_batch", b"batch_events"])
+def test_a_stream_survives_a_lost_reply(db: Database, statement: bytes) -> None:
+    """Whichever statement it was: those by which a stream begins come again after each reconnect."""
+    db.insert(1)
+    db.tick()
+    with FaultProxy.before(db.dsn) as proxy, cascade.sync.connect(proxy.dsn(db.dsn)) as client:
+        proxy.lose_reply_to(statement)
+        stream = client.queue("q").stream("c", poll_s=0.1, lease=timedelta(seconds=1))
+        batch = next(stream)
+        assert [event.payload for event in batch] == [1]
+        batch.finish()
+        stream.close()
+        assert proxy.replies_lost == 1
 
 
 def test_a_batch_lost_meanwhile_ends_the_stream_with_a_named_error(db: Database) -> None:
