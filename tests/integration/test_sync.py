@@ -117,6 +117,40 @@ def test_a_stream_survives_a_lost_reply(db: Database, statement: bytes) -> None:
         assert proxy.replies_lost == 1
 
 
+def test_a_stream_goes_on_where_listening_is_refused(db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """As some poolers do; it says so once, and not again after each reconnect."""
+    db.insert(0)
+    db.tick()
+    found: list[object] = []
+    with FaultProxy.before(db.dsn) as proxy, cascade.sync.connect(proxy.dsn(db.dsn)) as client:
+        proxy.misspell(b"listen ")
+        for batch in client.queue("q").stream("c", poll_s=0.1):
+            with batch:
+                found += [event.payload for event in batch]
+            if len(found) == 3:
+                break
+            proxy.cut()
+            db.insert(len(found))
+            db.tick()
+    assert found == [0, 1, 2]
+    [said] = [record.message for record in caplog.records if "LISTEN" in record.message]
+    assert said.startswith("queue q: LISTEN failed, so looking every 0.1 s: syntax error")
+
+
+@pytest.mark.parametrize(("threshold", "expected"), [(None, False), (1, True)])
+def test_statements_are_prepared_unless_the_client_says_otherwise(
+    db: Database, threshold: int | None, expected: bool
+) -> None:
+    with cascade.sync.connect(db.dsn, prepare_threshold=threshold) as client:
+        for _ in range(3):
+            client.queue("q").publish(1)
+        db.tick()
+        for batch in client.queue("q").stream("c"):
+            batch.finish()
+            break
+        assert bool(client.call("select count(*) from pg_prepared_statements")) is expected
+
+
 def test_a_batch_lost_meanwhile_ends_the_stream_with_a_named_error(db: Database) -> None:
     with cascade.sync.connect(db.dsn) as client:
         queue = client.queue("q")
