@@ -13,13 +13,29 @@ import click
 
 from cascade.cli import JSON_OPTION
 from cascade.cli import output as out
-from cascade.errors import CascadeError, NodeNotFoundError
+from cascade.errors import CascadeError, ConfigError, NodeNotFoundError
 from cascade.topology import Node, Role, Set, Topology, load
 from cascade.topology.render import tree
 
 if TYPE_CHECKING:
     from cascade.node.assess import NodeStatus
     from cascade.node.outlook import Outlook
+
+#: What a topology file is called that need not be named where it is.
+FILES = ("topology.yaml", "cascade.yaml")
+FILE_HELP = f"The topology file; without it {' or '.join(FILES)} of the working directory."
+
+
+def find_file(named: Path | None) -> Path:
+    """Return the topology file that was named, or the one that is here."""
+    if named is not None:
+        return named
+    here = [name for name in FILES if Path(name).is_file()]
+    if len(here) == 1:
+        return Path(here[0])
+    what = f"{' and '.join(here)} are both here" if here else "no topology file was named, and none is here"
+    raise ConfigError(what, hint=f"Pass -f FILE or set CASCADE_TOPOLOGY; one {' or '.join(FILES)} here is found.")
+
 
 FILE_OPTION = click.option(
     "--topology",
@@ -28,8 +44,8 @@ FILE_OPTION = click.option(
     type=click.Path(dir_okay=False, path_type=Path),
     envvar="CASCADE_TOPOLOGY",
     show_envvar=True,
-    required=True,
-    help="The topology file.",
+    callback=lambda context, _, value: value if context.resilient_parsing else find_file(value),
+    help=FILE_HELP,
 )
 
 
@@ -54,7 +70,7 @@ def status(path: Path, watch: bool, timeout_s: float, as_json: bool) -> int:
     now, at most.  Exit code: 0 healthy, 1 warning, 2 critical.
 
     \b
-    cascade status -f orders.yaml
+    cascade status
     cascade status -f orders.yaml --watch
     cascade status -f orders.yaml --json | jq '.sets[].nodes[] | select(.level != "healthy")'
     """
