@@ -17,7 +17,7 @@ from cascade import producer
 from cascade.batch import Reading, worker_name
 from cascade.codec import Codec, JsonCodec
 from cascade.consumer import Batch, Stream, read_batch
-from cascade.db import AsyncConnection, translated
+from cascade.db import PREPARE_THRESHOLD, AsyncConnection, translated
 from cascade.db import connect as open_connection
 from cascade.errors import ConfigError, FencedError, TransientError
 from cascade.event import Message
@@ -42,6 +42,9 @@ class Client:
 
     Publishing follows the root of a set for up to `follow_s` per call (0: not at all), on further
     connections; `databases` are DSNs of your own for the databases of the topology, by name.
+
+    `prepare_threshold` is psycopg's, for every connection that the client and its streams open: a
+    statement that was run so often is prepared; None never prepares, for poolers that cannot have it.
     """
 
     def __init__(
@@ -50,12 +53,15 @@ class Client:
         *,
         follow_s: float = FOLLOW_S,
         databases: Mapping[str, str] | None = None,
+        prepare_threshold: int | None = PREPARE_THRESHOLD,
     ) -> None:
+        self.prepare_threshold = prepare_threshold
         self.dsn = target if isinstance(target, str) else None
         self._conn = None if isinstance(target, str) else target
         self._opening = asyncio.Lock()
         self._trail = Trail(self.dsn, follow_s=follow_s, databases=databases)
         self._roots: dict[str, AsyncConnection] = {}
+        self._limits = producer.Limits()
 
     async def __aenter__(self) -> Self:
         await self.connection()
@@ -78,9 +84,12 @@ class Client:
             return self._conn
         async with self._opening:
             if self._conn is None or self._conn.closed:
-                self._conn = await open_connection(self.dsn, service="client")
+                self._conn = await self._open(self.dsn)
                 self._trail.own = parameters(self._conn)
             return self._conn
+
+    async def _open(self, dsn: str) -> AsyncConnection:
+        return await open_connection(dsn, service="client", prepare_threshold=self.prepare_threshold)
 
     async def at_root(
         self, queue: QueueName, send: Callable[[AsyncConnection], Awaitable[R]], *, follow: bool = True
@@ -115,7 +124,7 @@ class Client:
             async with self._opening:
                 found = self._roots.get(route.dsn)
                 if found is None or found.closed:
-                    found = self._roots[route.dsn] = await open_connection(route.dsn, service="client")
+                    found = self._roots[route.dsn] = await self._open(route.dsn)
                 return found
         except TransientError as error:
             self._trail.forget(queue)
@@ -142,10 +151,17 @@ class Client:
     async def alter_queue(self, name: str, /, **options: object) -> None:
         """Change options of a queue."""
         await self.call("select cascade.alter_queue(%s, %s)", name, Jsonb(_plain(options)))
+        self._limits.forget()
 
     async def drop_queue(self, name: str, *, force: bool = False) -> None:
         """Remove a queue with all its events; with `force` also when it has consumers."""
         await self.call("select cascade.drop_queue(%s, %s)", name, force)
+
+    async def payload_limit(self, conn: AsyncConnection, queue: QueueName) -> int:
+        """Return how many bytes an event may have, as the database behind a connection said a minute ago at most."""
+        if (most := self._limits.known(conn, queue)) is None:
+            most = self._limits.learn(conn, queue, await (await conn.execute(producer.LIMIT, (queue,))).fetchone())
+        return most
 
     async def call(self, query: LiteralString, *arguments: object) -> object:
         """Run a statement that returns one value."""
@@ -187,11 +203,12 @@ class Queue(Generic[T]):
         table = producer.table(self.name)
 
         async def send(conn: AsyncConnection) -> int:
+            most = await self._client.payload_limit(conn, self.name)
             if len(items) <= producer.INSERT_MOST:
-                await conn.execute(producer.INSERT.format(table), producer.columns(self._codec, items))
+                await conn.execute(producer.INSERT.format(table), producer.columns(self._codec, items, most))
                 return len(items)
             async with conn.cursor() as cur, cur.copy(producer.COPY.format(table)) as copy:
-                for block in producer.copy_blocks(self._codec, items):
+                for block in producer.copy_blocks(self._codec, items, most):
                     await copy.write(block)
             return len(items)
 
@@ -273,7 +290,15 @@ class Queue(Generic[T]):
             lease=lease,
             exclusive=not cooperative,
         )
-        return Stream(self._client.dsn, self.name, reading, self._codec, prefetch=prefetch, poll_s=poll_s)
+        return Stream(
+            self._client.dsn,
+            self.name,
+            reading,
+            self._codec,
+            prefetch=prefetch,
+            poll_s=poll_s,
+            prepare_threshold=self._client.prepare_threshold,
+        )
 
 
 class Connecting:
@@ -297,13 +322,15 @@ def connect(
     *,
     follow_s: float = FOLLOW_S,
     databases: Mapping[str, str] | None = None,
+    prepare_threshold: int | None = PREPARE_THRESHOLD,
 ) -> Connecting:
     """Connect to a database by its DSN, or wrap a connection that the caller has.
 
     async with cascade.connect("service=shop") as client: ...
     client = await cascade.connect(my_connection)
     """
-    return Connecting(Client(target, follow_s=follow_s, databases=databases))
+    client = Client(target, follow_s=follow_s, databases=databases, prepare_threshold=prepare_threshold)
+    return Connecting(client)
 
 
 async def _is_in_transaction(conn: AsyncConnection) -> bool:

@@ -23,7 +23,7 @@ import psycopg
 
 from cascade.batch import CHANNEL, EVENTS, FINISH, NEXT_BATCH, RELEASE, RENEW, RETRY, Held, Reading
 from cascade.codec import Codec
-from cascade.db import AsyncConnection, Notifications, connect, raw_json, translated
+from cascade.db import PREPARE_THRESHOLD, AsyncConnection, Notifications, connect, raw_json, translated
 from cascade.errors import BatchLostError, CascadeError, TransientError
 from cascade.event import Event
 from cascade.names import BatchId, EventId, QueueName, TickId
@@ -163,10 +163,18 @@ class Stream(Generic[T]):
     """
 
     def __init__(
-        self, dsn: str, queue: QueueName, reading: Reading, codec: Codec[T], *, prefetch: bool, poll_s: float
+        self,
+        dsn: str,
+        queue: QueueName,
+        reading: Reading,
+        codec: Codec[T],
+        *,
+        prefetch: bool,
+        poll_s: float,
+        prepare_threshold: int | None = PREPARE_THRESHOLD,
     ) -> None:
         self._dsn, self._queue, self._reading, self._codec = dsn, queue, reading, codec
-        self._prefetch, self._poll_s = prefetch, poll_s
+        self._prefetch, self._poll_s, self._prepare_threshold = prefetch, poll_s, prepare_threshold
         self._reader: AsyncConnection | None = None
         self._notifications: Notifications | None = None
         self._writer: AsyncConnection | None = None
@@ -175,6 +183,7 @@ class Stream(Generic[T]):
         self._open: dict[BatchId, Batch[T]] = {}
         self._opening = asyncio.Lock()
         self._is_stopping = False
+        self._is_deaf = False
         #: Set when the reading now under way is to end as soon as it holds no unknown batch.
         self._leave = asyncio.Event()
         self.reconnects = 0
@@ -199,8 +208,13 @@ class Stream(Generic[T]):
         """Return the connection on which batches are finished; reader and handler may ask at once."""
         async with self._opening:
             if self._writer is None or self._writer.closed:
-                self._writer = await connect(self._dsn, service=f"{self._reading.consumer}/finish")
+                self._writer = await self._connect("finish")
             return self._writer
+
+    async def _connect(self, purpose: str) -> AsyncConnection:
+        return await connect(
+            self._dsn, service=f"{self._reading.consumer}/{purpose}", prepare_threshold=self._prepare_threshold
+        )
 
     async def _run(self) -> AsyncIterator[Batch[T]]:
         # Tasks live as long as the generator, which a TaskGroup cannot enclose across a yield;
@@ -298,21 +312,33 @@ class Stream(Generic[T]):
         return None
 
     async def _listening(self) -> AsyncConnection:
-        """Return the reading connection; a new one listens to the queue's ticks first."""
+        """Return the reading connection; a new one listens to the queue's ticks first, if it can."""
         if self._reader is None or self._reader.closed:
             if self._reader is not None:
                 self.reconnects += 1
-            conn = await connect(self._dsn, service=f"{self._reading.consumer}/read")
+            conn = await self._connect("read")
             try:
                 with translated():
                     row = await (await conn.execute(CHANNEL, (self._queue,))).fetchone()
-                    assert row is not None
-                    await conn.execute(f"listen {row[0]}".encode())
+                assert row is not None
+                await self._listen(conn, str(row[0]))
             except BaseException:
                 await conn.close()
                 raise
             self._reader, self._notifications = conn, Notifications(conn)
         return self._reader
+
+    async def _listen(self, conn: AsyncConnection, channel: str) -> None:
+        """Have ticks announced; where that is refused, as by some poolers, looking now and then is enough."""
+        try:
+            with translated():
+                await conn.execute(f"listen {channel}".encode())
+        except (CascadeError, psycopg.Error) as error:
+            if conn.closed:
+                raise
+            if not self._is_deaf:
+                log.warning("queue %s: LISTEN failed, so looking every %g s: %s", self._queue, self._poll_s, error)
+            self._is_deaf = True
 
     async def _wait(self, leave: asyncio.Event) -> None:
         """Wait for a tick to be announced, or for the time to look anyway."""
@@ -338,7 +364,7 @@ class Stream(Generic[T]):
             for batch in [batch for batch in self._open.values() if batch.is_open]:
                 try:
                     if self._keeper is None or self._keeper.closed:
-                        self._keeper = await connect(self._dsn, service=f"{self._reading.consumer}/lease")
+                        self._keeper = await self._connect("lease")
                     await batch.renew(lease, self._keeper)
                 except BatchLostError as error:
                     # Finished a moment ago, or lost: then finishing it says so.

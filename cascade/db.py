@@ -18,6 +18,8 @@ AsyncConnection = psycopg.AsyncConnection[tuple[object, ...]]
 Connection = psycopg.Connection[tuple[object, ...]]
 
 CONNECT_TIMEOUT_S = 10
+#: A statement is prepared when it comes the sixth time, as psycopg does by itself.
+PREPARE_THRESHOLD = 5
 #: A machine that has gone without a word is noticed by the kernel within half a minute, not within hours.
 ALIVE: dict[str, str | int | None] = {
     "keepalives_idle": 15,
@@ -27,16 +29,18 @@ ALIVE: dict[str, str | int | None] = {
 }
 
 
-async def connect(dsn: str, *, service: str) -> AsyncConnection:
+async def connect(dsn: str, *, service: str, prepare_threshold: int | None = PREPARE_THRESHOLD) -> AsyncConnection:
     """Open a connection of one service; `service` is shown in pg_stat_activity."""
     with translated():
-        return await psycopg.AsyncConnection.connect(_complete(dsn, service), autocommit=True)
+        return await psycopg.AsyncConnection.connect(
+            _complete(dsn, service), autocommit=True, prepare_threshold=prepare_threshold
+        )
 
 
-def connect_sync(dsn: str, *, service: str) -> Connection:
+def connect_sync(dsn: str, *, service: str, prepare_threshold: int | None = PREPARE_THRESHOLD) -> Connection:
     """Open a connection for the synchronous client."""
     with translated():
-        return psycopg.Connection.connect(_complete(dsn, service), autocommit=True)
+        return psycopg.Connection.connect(_complete(dsn, service), autocommit=True, prepare_threshold=prepare_threshold)
 
 
 def _complete(dsn: str, service: str) -> str:

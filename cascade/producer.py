@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, LiteralString
+from weakref import WeakKeyDictionary
 
 from psycopg import sql
 
@@ -21,14 +23,40 @@ RESERVE: LiteralString = "select cascade.reserve_id(%s)"
 INSERT = sql.SQL(
     "insert into {} (type, key, payload, headers) select * from unnest(%s::text[], %s::text[], %s::json[], %s::json[])"
 )
+LIMIT: LiteralString = "select cascade.payload_limit(%s)"
 COPY = sql.SQL("copy {} (type, key, payload, headers) from stdin (encoding 'UTF8')")
 
 #: Up to so many events travel in one INSERT; COPY costs one round trip more.
 INSERT_MOST = 20
 #: What is handed to the driver at once.
 BLOCK_BYTES = 128 * 1024
-#: cascade.post() asks the queue; COPY and INSERT go past it, so the client looks itself.
-PAYLOAD_MAX_BYTES = 64 * 1024 * 1024
+#: How long a queue's limit of size is taken for granted: another question would be half of what an INSERT costs.
+LIMIT_KNOWN_S = 60.0
+
+
+class Limits:
+    """What the queues of each database take at most; COPY and INSERT go past cascade.post(), so the client looks."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # By connection, so that what was learned at one root does not hold at the next.
+        self._known: WeakKeyDictionary[object, dict[QueueName, tuple[int, float]]] = WeakKeyDictionary()
+
+    def known(self, conn: object, queue: QueueName) -> int | None:
+        """Return the limit of a queue, unless that was asked too long ago."""
+        most, until = self._known.get(conn, {}).get(queue, (None, 0.0))
+        return most if self._clock() < until else None
+
+    def learn(self, conn: object, queue: QueueName, row: Sequence[object] | None) -> int:
+        """Remember what LIMIT returned."""
+        assert row is not None
+        most = int(str(row[0]))
+        self._known.setdefault(conn, {})[queue] = most, self._clock() + LIMIT_KNOWN_S
+        return most
+
+    def forget(self) -> None:
+        """Ask again: an option was changed."""
+        self._known.clear()
 
 
 def table(queue: QueueName) -> sql.Identifier:
@@ -64,27 +92,27 @@ def _allowed(message: Message[Any]) -> Message[Any]:
     return message
 
 
-def columns(codec: Codec[Any], items: Sequence[Any]) -> tuple[Sequence[object], ...]:
-    """Return the four arrays that INSERT wants."""
+def columns(codec: Codec[Any], items: Sequence[Any], most: int) -> tuple[Sequence[object], ...]:
+    """Return the four arrays that INSERT wants, of events that have no more bytes than the queue takes."""
     messages = [as_message(item) for item in items]
-    payloads = [_checked(codec.encode(message.payload)) for message in messages]
-    return (
-        [message.type for message in messages],
-        [message.key for message in messages],
-        payloads,
-        [_headers(message) for message in messages],
-    )
+    headers = [_headers(message) for message in messages]
+    payloads = [
+        _checked(codec.encode(message.payload), also, most) for message, also in zip(messages, headers, strict=True)
+    ]
+    return [message.type for message in messages], [message.key for message in messages], payloads, headers
 
 
-def copy_blocks(codec: Codec[Any], items: Iterable[Any]) -> Iterator[bytes]:
-    """Yield payloads and messages as blocks of COPY text.
+def copy_blocks(codec: Codec[Any], items: Iterable[Any], most: int) -> Iterator[bytes]:
+    """Yield payloads and messages, of no more bytes than the queue takes, as blocks of COPY text.
 
     This loop is what bulk publishing costs on the client, so the usual event, whose payload has
     nothing to escape and whose type and key came before, passes through it without a call.
     """
     lines: list[str] = []
     size = 0
-    encode, most = codec.encode, PAYLOAD_MAX_BYTES
+    encode = codec.encode
+    # No character has more bytes than four.
+    plain = most // 4
     prefixes: dict[tuple[str | None, str | None], str] = {}
     for item in items:
         if isinstance(item, Message):
@@ -94,11 +122,15 @@ def copy_blocks(codec: Codec[Any], items: Iterable[Any]) -> Iterator[bytes]:
                 prefix = f"{_field(_allowed(item).type)}\t{_field(item.key)}\t"
                 if len(prefixes) < 10_000:
                     prefixes[item.type, item.key] = prefix
-            headers = "\\N" if item.headers is None else _field(_headers(item))
+            headers = "\\N"
+            if item.headers is not None:
+                text = _headers(item)
+                _checked(payload, text, most)
+                headers = _field(text)
         else:
             payload, prefix, headers = encode(item), "\\N\t\\N\t", "\\N"
-        if "\\" in payload or "\n" in payload or "\t" in payload or "\r" in payload or len(payload) > most:
-            payload = _field(_checked(payload))
+        if "\\" in payload or "\n" in payload or "\t" in payload or "\r" in payload or len(payload) > plain:
+            payload = _field(_checked(payload, None, most))
         line = f"{prefix}{payload}\t{headers}\n"
         lines.append(line)
         size += len(line)
@@ -123,10 +155,16 @@ def _headers(message: Message[Any]) -> str | None:
     return None if message.headers is None else json.dumps(message.headers, allow_nan=False)
 
 
-def _checked(payload: str) -> str:
-    if len(payload) > PAYLOAD_MAX_BYTES:
+def _checked(payload: str, headers: str | None, most: int) -> str:
+    size = _bytes(payload) + (0 if headers is None else _bytes(headers))
+    if size > most:
         raise PayloadSizeError(
-            f"a payload has {len(payload)} characters, at most {PAYLOAD_MAX_BYTES} are taken",
-            hint="Store large things elsewhere and publish where they are.",
+            f"payload and headers have {size} bytes, the queue takes {most}",
+            hint="Store large things elsewhere and publish where they are, or raise payload_max_bytes of the queue.",
         )
     return payload
+
+
+def _bytes(text: str) -> int:
+    # Whether it is ASCII is known without looking at the text.
+    return len(text) if text.isascii() else len(text.encode())

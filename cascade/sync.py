@@ -23,7 +23,7 @@ from cascade import producer
 from cascade.batch import Held, Reading, worker_name
 from cascade.client import IN_TRANSACTION, _plain
 from cascade.codec import Codec, JsonCodec
-from cascade.db import Connection, connect_sync, raw_json, translated
+from cascade.db import PREPARE_THRESHOLD, Connection, connect_sync, raw_json, translated
 from cascade.errors import CascadeError, FencedError, TransientError
 from cascade.event import Event, Message
 from cascade.follow import FOLLOW_S, Chase, Trail, explained, parameters, unreachable
@@ -42,12 +42,19 @@ class Client:
     """One database; see cascade.client.Client."""
 
     def __init__(
-        self, target: str | Connection, *, follow_s: float = FOLLOW_S, databases: Mapping[str, str] | None = None
+        self,
+        target: str | Connection,
+        *,
+        follow_s: float = FOLLOW_S,
+        databases: Mapping[str, str] | None = None,
+        prepare_threshold: int | None = PREPARE_THRESHOLD,
     ) -> None:
+        self._prepare_threshold = prepare_threshold
         self._dsn = target if isinstance(target, str) else None
         self._conn = None if isinstance(target, str) else target
         self._trail = Trail(self._dsn, follow_s=follow_s, databases=databases)
         self._roots: dict[str, Connection] = {}
+        self._limits = producer.Limits()
 
     def __enter__(self) -> Self:
         self.connection()
@@ -67,9 +74,12 @@ class Client:
         """Return the connection, after opening it if it is not open."""
         if self._conn is None or (self._conn.closed and self._dsn is not None):
             assert self._dsn is not None
-            self._conn = connect_sync(self._dsn, service="client")
+            self._conn = self._open(self._dsn)
             self._trail.own = parameters(self._conn)
         return self._conn
+
+    def _open(self, dsn: str) -> Connection:
+        return connect_sync(dsn, service="client", prepare_threshold=self._prepare_threshold)
 
     def at_root(self, queue: QueueName, send: Callable[[Connection], R], *, follow: bool = True) -> R:
         """Run a statement at the root of a queue, wherever that goes; see cascade.client.Client."""
@@ -98,7 +108,7 @@ class Client:
         try:
             found = self._roots.get(route.dsn)
             if found is None or found.closed:
-                found = self._roots[route.dsn] = connect_sync(route.dsn, service="client")
+                found = self._roots[route.dsn] = self._open(route.dsn)
             return found
         except TransientError as error:
             self._trail.forget(queue)
@@ -123,10 +133,17 @@ class Client:
     def alter_queue(self, name: str, /, **options: object) -> None:
         """Change options of a queue."""
         self.call("select cascade.alter_queue(%s, %s)", name, Jsonb(_plain(options)))
+        self._limits.forget()
 
     def drop_queue(self, name: str, *, force: bool = False) -> None:
         """Remove a queue with all its events; with `force` also when it has consumers."""
         self.call("select cascade.drop_queue(%s, %s)", name, force)
+
+    def payload_limit(self, conn: Connection, queue: QueueName) -> int:
+        """Return how many bytes an event may have; see cascade.client.Client."""
+        if (most := self._limits.known(conn, queue)) is None:
+            most = self._limits.learn(conn, queue, conn.execute(producer.LIMIT, (queue,)).fetchone())
+        return most
 
     def call(self, query: LiteralString, *arguments: object) -> object:
         """Run a statement that returns one value."""
@@ -167,11 +184,12 @@ class Queue(Generic[T]):
         table = producer.table(self.name)
 
         def send(conn: Connection) -> int:
+            most = self._client.payload_limit(conn, self.name)
             if len(items) <= producer.INSERT_MOST:
-                conn.execute(producer.INSERT.format(table), producer.columns(self._codec, items))
+                conn.execute(producer.INSERT.format(table), producer.columns(self._codec, items, most))
                 return len(items)
             with conn.cursor() as cur, cur.copy(producer.COPY.format(table)) as copy:
-                for block in producer.copy_blocks(self._codec, items):
+                for block in producer.copy_blocks(self._codec, items, most):
                     copy.write(block)
             return len(items)
 
@@ -238,13 +256,16 @@ class Queue(Generic[T]):
         )
         delays = Backoff().delays()
         listening: Connection | None = None
+        is_deaf = False
         done: Batch[T] | None = None
         while True:
             try:
                 conn = self._client.connection()
                 if listening is not conn:
-                    conn.execute(f"listen {self._client.call(statements.CHANNEL, self.name)}".encode())
-                    listening = conn
+                    problem = self._listen(conn)
+                    if problem is not None and not is_deaf:
+                        log.warning("queue %s: LISTEN failed, so looking every %g s: %s", self.name, poll_s, problem)
+                    is_deaf, listening = problem is not None, conn
                 batch = self._read(reading, finishing=done)
                 done = None
                 delays = Backoff().delays()
@@ -266,6 +287,18 @@ class Queue(Generic[T]):
                     raise
             if batch.is_open:
                 done = batch
+
+    def _listen(self, conn: Connection) -> Exception | None:
+        """Have ticks announced, or return why not: where it is refused, looking now and then is enough."""
+        channel = self._client.call(statements.CHANNEL, self.name)
+        try:
+            with translated():
+                conn.execute(f"listen {channel}".encode())
+        except (CascadeError, psycopg.Error) as error:
+            if conn.closed:
+                raise
+            return error
+        return None
 
     def _read(self, reading: Reading, *, finishing: Batch[T] | None = None) -> Batch[T] | None:
         """Take a batch and read it; another one is finished in the same step: both or neither."""
@@ -338,10 +371,14 @@ class Batch(Held[T]):
 
 
 def connect(
-    target: str | psycopg.Connection[Any], *, follow_s: float = FOLLOW_S, databases: Mapping[str, str] | None = None
+    target: str | psycopg.Connection[Any],
+    *,
+    follow_s: float = FOLLOW_S,
+    databases: Mapping[str, str] | None = None,
+    prepare_threshold: int | None = PREPARE_THRESHOLD,
 ) -> Client:
     """Connect to a database by its DSN, or wrap a connection that the caller has."""
-    return Client(target, follow_s=follow_s, databases=databases)
+    return Client(target, follow_s=follow_s, databases=databases, prepare_threshold=prepare_threshold)
 
 
 def _is_in_transaction(conn: Connection) -> bool:

@@ -27,7 +27,11 @@ LEVELS = ("healthy", "warning", "critical")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """One node, as known now: fields are None when nobody knows."""
+    """One node, as known now: fields are None when nobody knows.
+
+    Of a node whose database does not answer, `tick_id` is what was last heard of it, `lag_ticks` how far that is
+    behind the root, and `lag_seconds` the age of that; neither is ever zero.
+    """
 
     set: str
     node: str
@@ -226,9 +230,12 @@ def _assess_silent(
         tick, heard_at = last["tick_id"], last["heard_at"]
         notes.append(f"last heard {max(0.0, (now - heard_at).total_seconds()):.0f} s ago")
         if root is not None:
-            # Ticks of different terms are no distance.
-            lag = max(0, root["tick_id"] - tick) if tick // TERM_SPAN == root["tick_id"] // TERM_SPAN else None
-            seconds = max(0.0, (now - heard_at).total_seconds())
+            # Ticks of different terms are no distance.  And one that had everything when it was last heard of is
+            # not without lag: nobody knows whether it still has it, nor since when it has not moved.
+            is_behind = tick // TERM_SPAN == root["tick_id"] // TERM_SPAN and tick < root["tick_id"]
+            lag = root["tick_id"] - tick if is_behind else None
+            # By another clock it may have been heard in the future.
+            seconds = max(0.0, (now - heard_at).total_seconds()) or None
     is_member = next(
         (
             row

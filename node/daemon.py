@@ -33,6 +33,9 @@ from cascade.topology import Node
 
 log = logging.getLogger("cascade.node")
 
+#: Services have so long to finish their turn; half as long again, and the process leaves without them.
+STOP_WITHIN_S = 10.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonSettings:
@@ -44,7 +47,7 @@ class DaemonSettings:
     health: tuple[str, int] | None = None
     install: bool = True
     rotate_every_s: float = field(default_factory=lambda: _seconds("CASCADE_ROTATE_EVERY_S", 5.0))
-    stop_within_s: float = 10.0
+    stop_within_s: float = field(default_factory=lambda: _seconds("CASCADE_STOP_WITHIN_S", STOP_WITHIN_S))
     link_timeout_s: float = field(default_factory=lambda: _seconds("CASCADE_LINK_TIMEOUT_S", 15.0))
 
 

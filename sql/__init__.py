@@ -1,7 +1,7 @@
 """cascade.sql: the schema as SQL files, in the order in which they are loaded.
 
 tables/       what holds data: `if not exists`, so that a second run changes nothing
-migrations/   what a release changed in tables that exist already
+migrations/   what a release changed in what exists already: `.pre.sql` here, `.post.sql` after the views
 functions/    created again on every install
 views/        likewise
 grants.sql    likewise

@@ -90,9 +90,12 @@ def script() -> str:
     first, rest = tables[0], tables[1:]
     parts = [_LOCK + ";\n", _CHECK, first[1], _REFUSE_NEWER]
     parts += [text for _, text in rest]
-    parts += [_guarded(path, text) for path, text in read_folder("migrations")]
+    # What old code can live with comes before the new functions, which may need it; what only old code, and
+    # old functions, needed goes after them.
+    before, after = (_migrations(stage) for stage in ("pre", "post"))
+    parts += before
     parts += [text for folder in ("functions", "views") for _, text in read_folder(folder)]
-    parts += [read_file("grants.sql"), _RECORD]
+    parts += [*after, read_file("grants.sql"), _RECORD]
     return "set local client_min_messages = warning;\n" + "\n".join(parts)
 
 
@@ -163,8 +166,16 @@ def _literal(text: str) -> bytes:
     return text.encode()
 
 
+def _migrations(stage: str) -> list[str]:
+    """Return the migrations of a stage, `pre` or `post`, oldest first."""
+    return [_guarded(path, text) for path, text in read_folder("migrations") if path.endswith(f".{stage}.sql")]
+
+
 def _guarded(path: str, text: str) -> str:
-    """Return a migration that runs only where an older version is installed."""
+    """Return a migration that runs only where a version before its own is installed.
+
+    On a fresh database none is: the tables were made as they are now.
+    """
     number = int(path.rsplit("/", 1)[1].split("_", 1)[0])
     return f"""
 do $migration$

@@ -11,7 +11,7 @@ import click
 from cascade.cli import JSON_OPTION, operate
 from cascade.cli import output as out
 from cascade.cli.operate import DEAD_OPTION, TIMEOUT_OPTION, Job, accepting, operating, words
-from cascade.cli.status import FILE_OPTION
+from cascade.cli.status import FILE_HELP, FILE_OPTION, find_file
 from cascade.errors import UnsafeError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def plan(path: Path, sets: tuple[str, ...], output: Path | None, timeout_s: floa
     type=click.Path(dir_okay=False, path_type=Path),
     envvar="CASCADE_TOPOLOGY",
     show_envvar=True,
-    help="The topology file.",
+    help=FILE_HELP,
 )
 @click.option("--set", "only", metavar="SET", multiple=True, help="Only this set of the file.")
 @DEAD_OPTION
@@ -103,8 +103,7 @@ def apply(
         return _apply_saved(
             plan_file, said, dry_run=dry_run, yes=yes, wait_s=wait_s, timeout_s=timeout_s, as_json=as_json
         )
-    if path is None:
-        raise click.UsageError("name a topology file with -f, or a saved plan")
+    path = find_file(path)
     code = 0
     text, topology = operate.read(path)
     for name in only or tuple(name for name, found in topology.sets.items() if not found.is_combined):

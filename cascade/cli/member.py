@@ -141,6 +141,8 @@ def drop(set_name: str, node_name: str, path: Path, as_json: bool) -> None:
 def mark_dead(set_name: str, node_name: str, path: Path, as_json: bool) -> None:
     """Stop waiting for a node that is down: the others free what only it still needed.
 
+    When the root has no other live carrier, only that is freed which the node had told it has: it may
+    be the only other copy of the rest, which is kept until it comes back or is dropped.
     It comes back by `cascade node add`, if what it needs is still held.
 
     \b

@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from cascade.cli.member import COMMANDS
+from cascade.cli.status import FILE_HELP, find_file
 from cascade.errors import ConfigError, ServerError
 
 #: What every record has; whatever else one carries was passed as `extra`.
@@ -66,7 +67,7 @@ class Address(click.ParamType[tuple[str, int]]):
     type=click.Path(dir_okay=False, path_type=Path),
     envvar="CASCADE_TOPOLOGY",
     show_envvar=True,
-    help="The topology file.",
+    help=FILE_HELP,
 )
 @click.option("--database", "-d", metavar="NAME", help="Which database of the file to serve.")
 @click.option(
@@ -110,6 +111,8 @@ def run(
     set_up_logging(log_format, log_level)
     if until_eof:
         stop_at_eof()
+    if database is not None and dsn is None:
+        topology = find_file(topology)
     if topology is None and dsn is None:
         raise ConfigError(
             "no database was named",

@@ -288,8 +288,10 @@ def publish_lines(client: Client, name: str, messages: Iterator[Message[str]]) -
     with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as progress:
         task = progress.add_task("", total=None)
         total = 0
+        with translated():
+            most = client.payload_limit(client.connection(), queue_name(name))
         with translated(), client.connection().cursor() as cursor, cursor.copy(statement) as copy:
-            for block in producer.copy_blocks(JsonText(), messages):
+            for block in producer.copy_blocks(JsonText(), messages, most):
                 copy.write(block)
                 total += block.count(b"\n")
                 progress.update(task, completed=total)

@@ -13,13 +13,29 @@ import click
 
 from cascade.cli import JSON_OPTION
 from cascade.cli import output as out
-from cascade.errors import CascadeError, NodeNotFoundError
+from cascade.errors import CascadeError, ConfigError, NodeNotFoundError
 from cascade.topology import Node, Role, Set, Topology, load
 from cascade.topology.render import tree
 
 if TYPE_CHECKING:
     from cascade.node.assess import NodeStatus
     from cascade.node.outlook import Outlook
+
+#: What a topology file is called that need not be named where it is.
+FILES = ("topology.yaml", "cascade.yaml")
+FILE_HELP = f"The topology file; without it {' or '.join(FILES)} of the working directory."
+
+
+def find_file(named: Path | None) -> Path:
+    """Return the topology file that was named, or the one that is here."""
+    if named is not None:
+        return named
+    here = [name for name in FILES if Path(name).is_file()]
+    if len(here) == 1:
+        return Path(here[0])
+    what = f"{' and '.join(here)} are both here" if here else "no topology file was named, and none is here"
+    raise ConfigError(what, hint=f"Pass -f FILE or set CASCADE_TOPOLOGY; one {' or '.join(FILES)} here is found.")
+
 
 FILE_OPTION = click.option(
     "--topology",
@@ -28,8 +44,8 @@ FILE_OPTION = click.option(
     type=click.Path(dir_okay=False, path_type=Path),
     envvar="CASCADE_TOPOLOGY",
     show_envvar=True,
-    required=True,
-    help="The topology file.",
+    callback=lambda context, _, value: value if context.resilient_parsing else find_file(value),
+    help=FILE_HELP,
 )
 
 
@@ -49,11 +65,12 @@ def status(path: Path, watch: bool, timeout_s: float, as_json: bool) -> int:
     """Show every set as a tree: roles, lag, rates, and what is wrong.
 
     Each line has the tick, the lag from the root and per hop, events per second, bytes, notes.  A node
-    that does not answer is shown as it was last heard of, with the age of that.  Below the tree stands
-    what the root's death would cost now, at most.  Exit code: 0 healthy, 1 warning, 2 critical.
+    that does not answer is shown as it was last heard of, with the age of that, and never without lag:
+    null in --json is a lag that nobody knows.  Below the tree stands what the root's death would cost
+    now, at most.  Exit code: 0 healthy, 1 warning, 2 critical.
 
     \b
-    cascade status -f orders.yaml
+    cascade status
     cascade status -f orders.yaml --watch
     cascade status -f orders.yaml --json | jq '.sets[].nodes[] | select(.level != "healthy")'
     """
@@ -175,6 +192,8 @@ def describe(node: NodeStatus) -> list[str]:
         behind = ""
     elif node.lag_ticks is None:
         behind = "lag unknown"
+    elif node.role is None:
+        behind = f"{_ticks(node.lag_ticks)} behind when last heard"
     elif node.lag_ticks == 0:
         behind = "no lag"
     else:
@@ -183,11 +202,14 @@ def describe(node: NodeStatus) -> list[str]:
             if node.hop_ticks is None or node.hop_ticks == node.lag_ticks
             else f", {node.hop_ticks} from {node.provider}"
         )
-        ticks = "1 tick" if node.lag_ticks == 1 else f"{node.lag_ticks} ticks"
-        behind = f"{out.human_seconds(node.lag_seconds or 0)} behind ({ticks}{hop})"
+        behind = f"{out.human_seconds(node.lag_seconds or 0)} behind ({_ticks(node.lag_ticks)}{hop})"
     rate = "" if node.events_per_second is None else f"{node.events_per_second:g}/s"
     size = "" if node.bytes is None else out.human_bytes(node.bytes)
     return [f"{mark} {node.state}", f"tick {node.tick_id}", behind, rate, size, "; ".join(node.notes)]
+
+
+def _ticks(count: int) -> str:
+    return "1 tick" if count == 1 else f"{count} ticks"
 
 
 @click.command()

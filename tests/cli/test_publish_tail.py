@@ -84,6 +84,13 @@ def test_publishing_to_no_queue_is_an_error(fails: Callable[..., Result]) -> Non
     fails(2, "queue", "publish", 'a"b', "-f", "-", stdin=b"1\n")
 
 
+def test_lines_of_a_file_are_held_to_the_limit_of_the_queue(fails: Callable[..., Result], client: Client) -> None:
+    client.create_queue("small", payload_max_bytes=10)
+    result = fails(1, "queue", "publish", "small", "-f", "-", stdin=b"1234567890\n12345678901\n")
+    assert "have 11 bytes, the queue takes 10" in result.stderr
+    fails(1, "queue", "publish", "small", "12345678901")
+
+
 def test_people_read_one_line_per_event(run: Callable[..., str], client: Client) -> None:
     client.queue("orders").publish({"id": 7}, type="order.paid", key="\x1b[2Jacme")
     client.queue("orders").tick()

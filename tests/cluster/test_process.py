@@ -59,6 +59,34 @@ def test_sigterm_ends_daemons_whose_databases_are_gone_or_silent(cascade: Cascad
     cascade.check_all()
 
 
+def test_a_daemon_leaves_without_a_handler_that_never_returns(cascade: Cascade) -> None:
+    """A thread cannot be ended from outside; what it had open is rolled back, and comes again."""
+    branch = {"role": "branch", "provider": "s1", "handler": "tests.fixtures.handlers:never_return"}
+    cascade.define({"s1": {"role": "root"}, "s2": branch})
+    db = cascade.dbs["s2"]
+    for table in ("handler_fails (reason text)", "cascade_events (event_id bigint, batch_to bigint, payload json)"):
+        db.main.execute(f"create table public.{table}".encode())
+    cascade.env["CASCADE_STOP_WITHIN_S"] = "1"
+    cascade.run()
+    cascade.publish(10)
+    stuck = (
+        "select count(*) from pg_stat_activity where datname = current_database()"
+        " and state = 'idle in transaction' and query like '%handler_fails%'"
+    )
+    eventually(lambda: db.value(stuck) == 1)
+    daemon = cascade.daemon("s2")
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(timeout=STOP_WITHIN_S * 2) == 1
+    assert "something did not end in time; leaving" in daemon.log.read_text()
+
+    cascade.nodes["s2"]["handler"] = "tests.fixtures.handlers:store_sync"
+    cascade.write_files()
+    cascade.start("s2")
+    stored = "select count(*), count(distinct event_id) from public.cascade_events"
+    eventually(lambda: db.row(stored) == (10, 10))
+    cascade.check_all()
+
+
 def test_a_daemon_may_come_before_its_database_its_provider_and_its_set(cascade: Cascade) -> None:
     cascade.define()
     db = cascade.dbs["s3"]

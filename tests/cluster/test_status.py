@@ -66,7 +66,10 @@ def test_the_rest_is_shown_while_nodes_are_down(orders: Cascade) -> None:
         assert code == 1 and nodes["s4"]["state"] == "silent" and nodes["s4"]["level"] == "warning"
         assert int(nodes["s4"]["tick_id"]) >= tick and nodes["s4"]["heard_at"]
         assert any("last heard" in note for note in nodes["s4"]["notes"])
-        assert nodes["s4"]["lag_seconds"] > 0, "a silent node is never without lag"
+        assert nodes["s4"]["lag_seconds"] > 0 and nodes["s4"]["lag_ticks"] != 0, "a silent node is never without lag"
+        shown = orders.cli("status", "--timeout", "2", check=False).stdout
+        [line] = [line for line in shown.splitlines() if "s4" in line]
+        assert "last heard" in line and "no lag" not in line
     with orders.down("s1"):
         code, nodes = orders.status("--timeout", "2")
         assert code == 2 and nodes["s1"]["level"] == "critical" and nodes["s1"]["state"] == "silent"

@@ -46,6 +46,7 @@ FUNCTIONS: list[tuple[str, str, dict[str, str]]] = [
             "post": "Inserts another event. With `id`: raises QC205, for a reserved id is used once.",
             "post_many": "Inserts the events once more, with new ids.",
             "reserve_id": "Hands out another id.",
+            "payload_limit": "Returns the same number, unless the option was changed.",
         },
     ),
     (

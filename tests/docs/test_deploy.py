@@ -28,7 +28,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from cascade.cli.main import main as cli
 from cascade.db import CONNECT_TIMEOUT_S
-from cascade.node.daemon import DaemonSettings
+from cascade.node.daemon import STOP_WITHIN_S
 from cascade.topology import load
 from tests.docs.markdown import TOP, statements
 from tests.docs.runner import drop_role
@@ -98,7 +98,7 @@ def test_the_unit_speaks_to_systemd_as_the_daemon_does(unit: dict[str, dict[str,
 
 
 def test_the_unit_gives_the_daemon_time_to_stop(unit: dict[str, dict[str, list[str]]]) -> None:
-    longest_s = DaemonSettings.__dataclass_fields__["stop_within_s"].default + CONNECT_TIMEOUT_S
+    longest_s = STOP_WITHIN_S * 1.5 + CONNECT_TIMEOUT_S
     assert int(unit["Service"]["TimeoutStopSec"][0]) > longest_s
     assert int(unit["Service"]["WatchdogSec"][0]) > longest_s
 

@@ -100,6 +100,23 @@ async def test_many_events_are_published_all_or_none(client: cascade.Client, db:
     assert await client.queue("q").publish_many(range(count)) == count
 
 
+async def test_a_queue_takes_as_much_by_one_way_as_by_another(client: cascade.Client, db: Database) -> None:
+    await client.create_queue("small", payload_max_bytes=1000)
+    queue = client.queue("small")
+    fits, too_large = "é" * 499, "é" * 499 + "x"
+    await queue.publish(fits)
+    assert await queue.publish_many([fits] * 3) == 3
+    assert await queue.publish_many([fits] * 300) == 300
+    for events in ([too_large], [*range(300), too_large], [cascade.Message(fits, headers={})] * 300):
+        with pytest.raises(errors.PayloadSizeError, match="the queue takes 1000"):
+            await queue.publish_many(events)
+    with pytest.raises(errors.PayloadSizeError, match='queue "small" takes 1000'):
+        await queue.publish(too_large)
+    assert db.value("select count(*) from queue.small") == 304
+    await client.alter_queue("small", payload_max_bytes=1001)
+    assert await queue.publish_many([too_large]) == 1
+
+
 @pytest.mark.parametrize("payload", [math.nan, math.inf, object(), {1, 2}, b"bytes"])
 async def test_what_is_no_json_is_refused_before_it_is_sent(client: cascade.Client, payload: object) -> None:
     with pytest.raises(errors.PayloadError, match="not JSON"):

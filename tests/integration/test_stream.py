@@ -320,6 +320,62 @@ async def test_a_stream_makes_progress_without_notifications(
     assert found == [0, 1, 2]
 
 
+async def test_a_stream_goes_on_where_listening_is_refused(ticking: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """As some poolers do; it says so once, and not again after each reconnect."""
+    ticking.rows("select cascade.subscribe('q', 'c')")
+    admin, reader = ticking.admin(), "application_name = 'cascade/c/read'"
+    with FaultProxy.before(ticking.dsn) as proxy:
+        proxy.misspell(b"listen ")
+        async with cascade.connect(proxy.dsn(ticking.dsn)) as client:
+            queue = client.queue("q")
+            found: list[object] = []
+            stream = queue.stream("c", poll_s=0.1, prefetch=False)
+            async with asyncio.timeout(20), stream:
+                await queue.publish(0)
+                async for batch in stream:
+                    async with batch:
+                        found += [event.payload for event in batch]
+                    if len(found) == 3:
+                        break
+                    admin.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where {reader}".encode())
+                    await queue.publish(len(found))
+    assert found == [0, 1, 2] and stream.reconnects > 0
+    [said] = [record.message for record in caplog.records if "LISTEN" in record.message]
+    assert said.startswith("queue q: LISTEN failed, so looking every 0.1 s: syntax error")
+
+
+async def test_a_connection_lost_while_it_begins_to_listen_is_opened_again(ticking: Database) -> None:
+    ticking.rows("select cascade.subscribe('q', 'c')")
+    with FaultProxy.before(ticking.dsn) as proxy:
+        async with cascade.connect(proxy.dsn(ticking.dsn)) as client:
+            await client.queue("q").publish(1)
+            proxy.lose_reply_to(b"listen ")
+            assert await collect(client.queue("q").stream("c"), 1) == [1]
+        assert proxy.replies_lost == 1
+
+
+async def test_statements_are_prepared_unless_the_client_says_otherwise(ticking: Database) -> None:
+    """A transaction pooler gives the next statement to a session that knows nothing of them."""
+    ticking.rows("select cascade.subscribe('q', 'c')")
+    prepared = "select count(*) from pg_prepared_statements"
+    for threshold, expected in ((None, False), (1, True)):
+        async with cascade.connect(ticking.dsn, prepare_threshold=threshold) as client:
+            queue = client.queue("q")
+            for _ in range(3):
+                await queue.publish(1)
+            assert bool(await client.call(prepared)) is expected
+            async with asyncio.timeout(20), queue.stream("c") as stream:
+                async for batch in stream:
+                    # Nothing else is asked of the reading connection, and this is not the moment to.
+                    assert stream._reader is not None and stream._reader.prepare_threshold == threshold
+                    async with batch.transaction() as conn:
+                        for _ in range(3):
+                            await conn.execute("select 1")
+                        row = await (await conn.execute(prepared)).fetchone()
+                        assert row is not None and bool(row[0]) is expected
+                    break
+
+
 async def test_a_stream_wakes_up_on_a_tick(client: cascade.Client) -> None:
     """With polling once an hour, only a notification can wake it."""
     queue = client.queue("q")

@@ -10,6 +10,7 @@ import pytest
 import cascade.sync
 from cascade import errors
 from tests.fixtures.database import Database
+from tests.fixtures.proxy import FaultProxy
 
 
 @pytest.fixture
@@ -36,6 +37,21 @@ def test_publishing_and_reading(client: cascade.sync.Client) -> None:
         assert (batch[0].id, batch[0].payload, batch[0].headers) == (first, {"id": 1}, {"h": 1})
         assert [event.payload for event in batch][1:] == [*range(5), *range(100)]
     assert queue.next_batch("c") is None
+
+
+def test_a_queue_takes_as_much_by_one_way_as_by_another(client: cascade.sync.Client) -> None:
+    client.create_queue("small", payload_max_bytes=1000)
+    queue = client.queue("small")
+    fits, too_large = "é" * 499, "é" * 499 + "x"
+    queue.publish(fits)
+    for count in (3, 300):
+        assert queue.publish_many([fits] * count) == count
+        with pytest.raises(errors.PayloadSizeError, match="the queue takes 1000"):
+            queue.publish_many([*range(count), too_large])
+    with pytest.raises(errors.PayloadSizeError, match='queue "small" takes 1000'):
+        queue.publish(too_large)
+    client.alter_queue("small", payload_max_bytes=1001)
+    assert queue.publish_many([too_large]) == 1
 
 
 def test_a_stream_yields_batches_and_finishes_them(db: Database) -> None:
@@ -65,6 +81,74 @@ def test_a_stream_passes_batches_without_events(db: Database) -> None:
         stream = queue.stream("c", max_ticks=1)
         assert [event.payload for event in next(stream)] == ["after them"]
         stream.close()
+
+
+def test_a_stream_survives_the_loss_of_its_connection(db: Database) -> None:
+    admin = db.admin()
+    found: list[object] = []
+    with cascade.sync.connect(db.dsn) as client:
+        db.insert(0)
+        db.tick()
+        for batch in client.queue("q").stream("c", poll_s=0.1):
+            with batch:
+                found += [event.payload for event in batch]
+            if len(found) == 5:
+                break
+            admin.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'cascade/client'"
+            )
+            db.insert(len(found))
+            db.tick()
+    assert found == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("statement", [b"tick_channel", b"listen ", b"next_batch", b"batch_events"])
+def test_a_stream_survives_a_lost_reply(db: Database, statement: bytes) -> None:
+    """Whichever statement it was: those by which a stream begins come again after each reconnect."""
+    db.insert(1)
+    db.tick()
+    with FaultProxy.before(db.dsn) as proxy, cascade.sync.connect(proxy.dsn(db.dsn)) as client:
+        proxy.lose_reply_to(statement)
+        stream = client.queue("q").stream("c", poll_s=0.1, lease=timedelta(seconds=1))
+        batch = next(stream)
+        assert [event.payload for event in batch] == [1]
+        batch.finish()
+        stream.close()
+        assert proxy.replies_lost == 1
+
+
+def test_a_stream_goes_on_where_listening_is_refused(db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """As some poolers do; it says so once, and not again after each reconnect."""
+    db.insert(0)
+    db.tick()
+    found: list[object] = []
+    with FaultProxy.before(db.dsn) as proxy, cascade.sync.connect(proxy.dsn(db.dsn)) as client:
+        proxy.misspell(b"listen ")
+        for batch in client.queue("q").stream("c", poll_s=0.1):
+            with batch:
+                found += [event.payload for event in batch]
+            if len(found) == 3:
+                break
+            proxy.cut()
+            db.insert(len(found))
+            db.tick()
+    assert found == [0, 1, 2]
+    [said] = [record.message for record in caplog.records if "LISTEN" in record.message]
+    assert said.startswith("queue q: LISTEN failed, so looking every 0.1 s: syntax error")
+
+
+@pytest.mark.parametrize(("threshold", "expected"), [(None, False), (1, True)])
+def test_statements_are_prepared_unless_the_client_says_otherwise(
+    db: Database, threshold: int | None, expected: bool
+) -> None:
+    with cascade.sync.connect(db.dsn, prepare_threshold=threshold) as client:
+        for _ in range(3):
+            client.queue("q").publish(1)
+        db.tick()
+        for batch in client.queue("q").stream("c"):
+            batch.finish()
+            break
+        assert bool(client.call("select count(*) from pg_prepared_statements")) is expected
 
 
 def test_a_batch_lost_meanwhile_ends_the_stream_with_a_named_error(db: Database) -> None:

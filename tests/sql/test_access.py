@@ -47,6 +47,7 @@ CALLS = {
     "post": "cascade.post('{q}', '1')",
     "post_many": "cascade.post_many('{q}', array['1']::json[])",
     "reserve_id": "cascade.reserve_id('{q}')",
+    "payload_limit": "cascade.payload_limit('{q}')",
     "subscribe": "cascade.subscribe('{q}', 'c')",
     "unsubscribe": "cascade.unsubscribe('{q}', 'nobody')",
     "seek": "cascade.seek('{q}', 'c', 'earliest')",
@@ -146,7 +147,7 @@ NODE = {
     "renew_term", "promote", "demote", "certificate_report", "amend_certificate", "move_consumer", "accept_consumer",
     "refuse_consumer", "finish_move", "cancel_move",
 }  # fmt: skip
-PRODUCER = {"post", "post_many", "reserve_id"}
+PRODUCER = {"post", "post_many", "reserve_id", "payload_limit"}
 CONSUMER = {
     "subscribe", "unsubscribe", "seek", "next_batch", "batch_events", "finish_batch", "renew_batch", "release_batch",
     "retry_event", "tick_channel",

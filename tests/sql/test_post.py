@@ -106,6 +106,37 @@ def test_a_payload_above_the_limit_is_refused(db: Database) -> None:
     assert db.value("select cascade.post('q', to_json(repeat('x', 80)))") is not None
 
 
+def test_the_limit_is_of_what_the_text_has_however_it_is_stored(db: Database) -> None:
+    """A payload that comes from a table may be compressed or stored beside it: neither makes it smaller or larger."""
+    db.rows("select cascade.alter_queue('q', '{\"payload_max_bytes\": 10000}')")
+    db.main.execute("create table kept (n int, payload json, headers json)")
+    db.main.execute(
+        "insert into kept select n, to_json(repeat('x', n - 2)), to_json(repeat('h', n - 2))"
+        " from unnest(array[5000, 10000, 10001]) as n"
+    )
+    db.main.execute("create table apart (like kept)")
+    db.main.execute("alter table apart alter payload set storage external, alter headers set storage external")
+    db.main.execute("insert into apart select n, payload::text::json, headers::text::json from kept")
+    assert db.value("select bool_and(pg_column_compression(payload) is not null) from kept")
+    assert db.value("select bool_and(pg_column_compression(payload) is null) from apart")
+    for table in ("kept", "apart"):
+        for post in ("cascade.post('q', k.payload)", "cascade.post_many('q', array[k.payload])"):
+            assert db.rows(f"select {post} from {table} as k where n = 10000")
+            with refused("QC303", 'payload and headers have 10001 bytes, queue "q" takes 10000'):
+                db.rows(f"select {post} from {table} as k where n = 10001")
+        for post in ("cascade.post('q', k.payload", "cascade.post_many('q', array[k.payload]"):
+            assert db.rows(f"select {post}, headers => k.headers) from {table} as k where n = 5000")
+            with refused("QC303", "payload and headers have 10002 bytes"):
+                db.rows(f"select {post}, headers => to_json(repeat('h', 5000))) from {table} as k where n = 5000")
+    with refused("QC303", "payload and headers have 10003 bytes"):
+        db.rows("select cascade.post('q', '11', headers => k.headers) from kept as k where n = 10001")
+    with refused("QC303", "payload and headers have 10003 bytes"):
+        db.rows(
+            "select cascade.post_many('q', array['11']::json[], headers => k.headers) from kept as k where n = 10001"
+        )
+    assert db.value("select cascade.payload_limit('q')") == 10000
+
+
 def test_payloads_are_kept_byte_for_byte(db: Database) -> None:
     texts = ['{"a" : 1,  "a":2}', '"\\u0000"', "1e400000", '"\\ud800"', "[ ]", '"' + "é\U0001f600" * 2000 + '"']
     for text in texts:

@@ -159,6 +159,7 @@ def test_a_queue_may_have_more_partitions(db: Database, slots: int) -> None:
         "cascade.post('nope', '1')",
         "cascade.post_many('nope', '{}')",
         "cascade.reserve_id('nope')",
+        "cascade.payload_limit('nope')",
         "cascade.subscribe('nope', 'c')",
         "cascade.unsubscribe('nope', 'c')",
         "cascade.next_batch('nope', 'c')",

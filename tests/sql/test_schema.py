@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import psycopg
 import pytest
 
 from cascade.errors import SchemaError
-from cascade.sql import VERSION, migrate
+from cascade.sql import VERSION, migrate, read_folder
 from tests.fixtures.backend import Backend
 from tests.fixtures.database import Database
 
@@ -34,6 +35,11 @@ CATALOGUE = """
     select 'constraint', conrelid::regclass || '.' || conname, pg_get_constraintdef(oid) from pg_constraint
      where connamespace = 'cascade_internal'::regnamespace
     order by 1, 2"""
+
+RIGHTS = """
+    select p.oid::regprocedure::text, (select array_agg(a::text order by a::text) from unnest(p.proacl) as a)
+      from pg_proc as p where p.pronamespace in ('cascade'::regnamespace, 'cascade_internal'::regnamespace)
+     order by 1"""
 
 
 def test_installing_twice_changes_nothing(empty: Database) -> None:
@@ -80,6 +86,107 @@ def test_a_failed_installation_leaves_nothing(empty: Database) -> None:
     with pytest.raises(psycopg.Error):
         migrate.install(empty.main)
     assert empty.value("select to_regnamespace('cascade_internal')") is None
+
+
+Files = Mapping[str, Sequence[tuple[str, str]]]
+
+#: Two releases of a table and a function: the second has a column more, and another type returned under another name.
+OLD: Files = {
+    "tables": [("tables/99_parcel.sql", "create table if not exists cascade_internal.parcel (n integer not null);")],
+    "functions": [
+        (
+            "functions/parcel.sql",
+            "create or replace function cascade_internal.old_parcel() returns bigint language sql"
+            " begin atomic select count(p.n) from cascade_internal.parcel as p; end;",
+        )
+    ],
+}
+NEW: Files = {
+    "tables": [
+        (
+            "tables/99_parcel.sql",
+            "create table if not exists cascade_internal.parcel (n bigint not null, weight integer not null);",
+        )
+    ],
+    "functions": [
+        (
+            "functions/parcel.sql",
+            "create or replace function cascade_internal.new_parcel() returns bigint language sql"
+            " begin atomic select sum(p.weight) from cascade_internal.parcel as p; end;",
+        )
+    ],
+    # By their names `post` would come first.  The column that the new function needs must be there before it, and
+    # the type can be changed only once the old function, which depends on it, is gone.
+    "migrations": [
+        (
+            f"migrations/{VERSION:04}_weigh_parcels.post.sql",
+            "drop function cascade_internal.old_parcel();"
+            " alter table cascade_internal.parcel alter n type bigint;"
+            " update cascade_internal.parcel set weight = weight * 10;",
+        ),
+        (
+            f"migrations/{VERSION:04}_weigh_parcels.pre.sql",
+            "alter table cascade_internal.parcel add weight integer not null default 7;"
+            " alter table cascade_internal.parcel alter weight drop default;",
+        ),
+    ],
+}
+
+
+def release(monkeypatch: pytest.MonkeyPatch, more: Files) -> None:
+    """Have the installer find these files beside its own."""
+    monkeypatch.setattr(migrate, "read_folder", lambda name: [*read_folder(name), *more.get(name, ())])
+
+
+def test_an_older_schema_becomes_what_a_fresh_one_is(
+    backend: Backend, empty: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release(monkeypatch, OLD)
+    migrate.install(empty.main)
+    empty.main.execute("update cascade_internal.schema_version set version = version - 1")
+    empty.main.execute("insert into cascade_internal.parcel values (1), (2)")
+    empty.queue()
+    empty.rows("select cascade.subscribe('q', 'c')")
+    empty.insert("before")
+    assert migrate.status(empty.main).state == "older"
+
+    release(monkeypatch, NEW)
+    for _ in range(2):  # A second time runs no migration again.
+        assert migrate.install(empty.main).state == "current"
+        assert empty.rows("select n, weight from cascade_internal.parcel order by n") == [(1, 70), (2, 70)]
+    assert empty.value("select cascade_internal.new_parcel()") == 140
+    versions = empty.rows("select version from cascade_internal.schema_version order by version")
+    assert versions == [(VERSION - 1,), (VERSION,)]
+    empty.insert("after")
+    empty.tick()
+    assert empty.drain() == ["before", "after"]
+
+    empty.rows("select cascade.drop_queue('q', true)")
+    with Database.fresh(backend, with_schema=False) as fresh:
+        migrate.install(fresh.main)
+        # No migration ran there, for it would have failed; and nothing tells the two apart.
+        assert fresh.rows("select version from cascade_internal.schema_version") == [(VERSION,)]
+        assert fresh.rows(CATALOGUE) == empty.rows(CATALOGUE)
+        assert fresh.rows(RIGHTS) == empty.rows(RIGHTS)
+
+
+def test_a_migration_that_fails_leaves_the_older_schema(empty: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    release(monkeypatch, OLD)
+    migrate.install(empty.main)
+    empty.main.execute("update cascade_internal.schema_version set version = version - 1")
+    before = empty.rows(CATALOGUE)
+    broken = (f"migrations/{VERSION:04}_z_broken.post.sql", "select 1 / 0;")
+    release(monkeypatch, {**NEW, "migrations": [*NEW["migrations"], broken]})
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        migrate.install(empty.main)
+    assert migrate.status(empty.main).state == "older"
+    assert empty.rows(CATALOGUE) == before
+
+
+def test_migrations_are_named_so_that_they_run() -> None:
+    for path, _ in read_folder("migrations"):
+        found = re.fullmatch(r"migrations/(\d{4})_[a-z0-9_]+\.(pre|post)\.sql", path)
+        assert found and 1 < int(found[1]) <= VERSION, path
 
 
 def test_a_newer_schema_is_refused(db: Database) -> None:
@@ -147,8 +254,6 @@ def test_every_object_carries_a_comment(db: Database) -> None:
 
 
 def test_every_code_that_sql_raises_has_a_class() -> None:
-    import re
-
     from cascade.errors import BY_SQLSTATE
 
     used = set(re.findall(r"'(QC\d{3})'", migrate.script()))

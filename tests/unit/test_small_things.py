@@ -12,7 +12,7 @@ from cascade.codec import JsonCodec
 from cascade.errors import NameRefusedError, PayloadSizeError
 from cascade.event import Message
 from cascade.names import queue_name
-from cascade.producer import BLOCK_BYTES, copy_blocks
+from cascade.producer import BLOCK_BYTES, LIMIT_KNOWN_S, Limits, columns, copy_blocks
 from cascade.retry import Backoff
 
 
@@ -35,6 +35,9 @@ def test_waits_grow_and_stay_below_their_limit() -> None:
     assert len(set(waits[20:])) > 100, "drawn at random"
 
 
+ORDERS = queue_name("orders")
+#: What a queue takes, unless it is told otherwise.
+MOST = 64 * 1024 * 1024
 #: What PostgreSQL can hold in a text column.
 NAMES = st.text(st.characters(exclude_categories=["Cs"]))
 
@@ -58,7 +61,7 @@ def unescape(field: str) -> str | None:
 def test_copy_text_can_be_read_back(rows: list[tuple[str | None, str | None, str]]) -> None:
     codec = JsonCodec()
     messages = [Message(payload, type=kind, key=key, headers={"k": kind}) for kind, key, payload in rows]
-    text = b"".join(copy_blocks(codec, messages)).decode()
+    text = b"".join(copy_blocks(codec, messages, MOST)).decode()
     lines = text.split("\n")
     assert lines.pop() == ""
     found = [[unescape(field) for field in line.split("\t")] for line in lines]
@@ -66,13 +69,35 @@ def test_copy_text_can_be_read_back(rows: list[tuple[str | None, str | None, str
 
 
 def test_copy_text_comes_in_blocks() -> None:
-    blocks = list(copy_blocks(JsonCodec(), (Message("x" * 1000) for _ in range(1000))))
+    blocks = list(copy_blocks(JsonCodec(), (Message("x" * 1000) for _ in range(1000)), MOST))
     assert sum(block.count(b"\n") for block in blocks) == 1000
     assert len(blocks) > 5
     assert all(len(block) < 2 * BLOCK_BYTES for block in blocks)
 
 
-def test_an_enormous_payload_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cascade.producer.PAYLOAD_MAX_BYTES", 100)
-    with pytest.raises(PayloadSizeError, match="102 characters"):
-        list(copy_blocks(JsonCodec(), [Message("x" * 100)]))
+@pytest.mark.parametrize("text", ["x" * 98, "é" * 49, "\U0001f600" * 24 + "xx", '"' * 49, "\t" * 49])
+def test_the_limit_is_of_bytes_and_exact(text: str) -> None:
+    """Whatever the characters cost in UTF-8, and however COPY writes them."""
+    for message, size in ((Message(text), 100), (Message(text, headers={"n": 1}), 108)):
+        assert len(list(copy_blocks(JsonCodec(), [message], size))) == 1
+        assert columns(JsonCodec(), [message], size)[2] == [JsonCodec().encode(text)]
+        with pytest.raises(PayloadSizeError, match=f"have {size} bytes, the queue takes {size - 1}"):
+            list(copy_blocks(JsonCodec(), [message], size - 1))
+        with pytest.raises(PayloadSizeError, match=f"have {size} bytes, the queue takes {size - 1}"):
+            columns(JsonCodec(), [message], size - 1)
+
+
+def test_a_limit_is_known_for_a_minute_and_of_one_connection() -> None:
+    class Connection:
+        pass
+
+    now, here, there = 0.0, Connection(), Connection()
+    limits = Limits(lambda: now)
+    assert limits.known(here, ORDERS) is None
+    assert limits.learn(here, ORDERS, (1000,)) == limits.known(here, ORDERS) == 1000
+    assert limits.known(there, ORDERS) is None and limits.known(here, queue_name("other")) is None
+    now = LIMIT_KNOWN_S
+    assert limits.known(here, ORDERS) is None
+    limits.learn(here, ORDERS, (1000,))
+    limits.forget()
+    assert limits.known(here, ORDERS) is None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from cascade.cli.status import draw, foresee
+from cascade.cli.status import as_row, draw, foresee
 from cascade.node.assess import NodeStatus, assess
 from cascade.node.observe import Answer
 from cascade.node.outlook import Outlook, outlook
@@ -145,6 +146,31 @@ def test_a_rewound_root_that_has_a_successor_is_resurrected() -> None:
     old = said(row("s1", "root", None, 90, state="fenced", fence="rewound: tick 95 is not here"))
     _, nodes, _ = found_in(after(old))
     assert any("cascade resurrect orders s1" in note for note in nodes["s1"].notes)
+
+
+def test_a_silent_node_is_never_without_lag() -> None:
+    """It is shown as it was last heard of, with the age of that, whichever tick that was."""
+    for heard, age_s, lag, text in (
+        (100, 0, None, "lag unknown"),
+        (100, 30, None, "lag unknown"),
+        (90, 30, 10, "10 ticks behind when last heard"),
+    ):
+        answers = before() | {"d": Answer(error="connection refused")}
+        root = answers["a"]
+        told = {"tick_id": heard, "heard_at": NOW - timedelta(seconds=age_s)}
+        members = [member | told if member["node"] == "s4" else member for member in root.members]
+        answers = {name: replace(answer, members=[]) for name, answer in answers.items()}
+        answers["a"] = replace(root, members=members)
+        topology, nodes, _ = found_in(answers)
+        found = nodes["s4"]
+        assert (found.state, found.tick_id, found.lag_ticks) == ("silent", heard, lag)
+        assert found.lag_seconds == (age_s or None), "the age of what is known"
+        assert f"last heard {age_s} s ago" in found.notes
+        [line] = [line for line in draw(topology.sets["orders"], list(nodes.values())).splitlines() if "s4" in line]
+        assert "no lag" not in line
+        assert all(each in line for each in (f"tick {heard}", text, f"last heard {age_s} s ago"))
+        shown = as_row(found)
+        assert shown["lag_ticks"] == lag and shown["lag_seconds"] != 0
 
 
 def test_the_tree_is_drawn_under_the_root_that_reigns() -> None:

@@ -9,6 +9,7 @@ as $$
     select 'cascade.post(text, json, text, text, json, bigint),'
            'cascade.post_many(text, json[], text, text, json, text[], text[]),'
            'cascade.reserve_id(text),'
+           'cascade.payload_limit(text),'
            'cascade_internal.post(text, json, text, text, json, bigint, name),'
            'cascade_internal.post_many(text, json[], text, text, json, text[], text[], name),'
            'cascade_internal.reserve_id(text, name)'

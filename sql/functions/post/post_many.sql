@@ -9,6 +9,7 @@ declare
     v_queue cascade_internal.queue := cascade_internal.find_queue(post_many.queue);
     v_count constant integer := coalesce(cardinality(post_many.payloads), 0);
     v_seq   constant regclass := format('cascade_internal.event_id_%s', v_queue.queue_id)::regclass;
+    v_most  constant bigint := v_queue.payload_max_bytes - coalesce(octet_length(post_many.headers::text), 0);
     v_ids   bigint[];
 begin
     perform cascade_internal.check_producer(v_queue, post_many.caller);
@@ -22,7 +23,7 @@ begin
             using errcode = 'QC003', hint = 'Give as many types and keys as payloads, or none.';
     end if;
     perform cascade_internal.check_payload(v_queue, p, post_many.headers) from unnest(post_many.payloads) as p
-      where p is null or pg_column_size(p) + coalesce(pg_column_size(post_many.headers), 0) > v_queue.payload_max_bytes;
+      where p is null or pg_column_size(p) > v_most; -- Nothing inside an array is compressed.
     v_ids := array(select nextval(v_seq) from generate_series(1, v_count));
     execute format('insert into queue.%I (id, type, key, payload, headers)'
                    ' select x.id, coalesce(x.type, $5), coalesce(x.key, $6), x.payload, $7'
