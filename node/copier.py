@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, LiteralString
 
 from cascade.db import AsyncConnection, connect, translated
-from cascade.errors import JoinError, MovedOnError, RejoinError
+from cascade.errors import BallotError, JoinError, MovedOnError, RejoinError
 from cascade.node.home import HURRY, Home, Standing
 from cascade.node.pipe import Raw, carry_arrays, deadline, pipe, set_up_reader
 from cascade.node.signals import Wakeups, listening
@@ -107,6 +107,8 @@ class Copier:
                         await self._follow(local, me, stop)
                 except (MovedOnError, RejoinError) as error:
                     log.info("set %s: %s", self.home.set, error.args[0])
+                except BallotError as error:
+                    await self._wait_for_term(str(error.args[0]))
                 except JoinError as error:
                     # One that is kept waiting asks again and again, and is told the same.
                     level = logging.DEBUG if me.is_kept_waiting else logging.ERROR
@@ -126,6 +128,12 @@ class Copier:
         self.note = "paused" if me.state == "paused" else f"stopped: {me.answer or 'it is the root'}"
         self.turned_at = time.monotonic()
         await self.wakeups.wait(self.pace.asked_again_s if me.is_kept_waiting else self.pace.stopped_s)
+
+    async def _wait_for_term(self, why: str) -> None:
+        """Copy nothing while somebody is being promoted; joining again tells of the new term."""
+        log.info("set %s: %s", self.home.set, why)
+        self.note, self.turned_at = why, time.monotonic()
+        await self.wakeups.wait(self.pace.asked_again_s)
 
     async def _follow(self, local: AsyncConnection, me: Standing, stop: asyncio.Event) -> None:
         """Join the provider and copy from it until something changes."""

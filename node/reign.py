@@ -13,7 +13,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, LiteralString
 
@@ -37,7 +37,7 @@ RAISE: LiteralString = "select cascade.raise_fence(%s, %s, make_interval(secs =>
 DROP: LiteralString = "select cascade.drop_fence(%s, %s)"
 OFFER: LiteralString = "select cascade.offer(%s, %s, %s, %s)"
 WITHDRAW: LiteralString = "select cascade.withdraw_handover(%s, %s)"
-OPEN_BALLOT: LiteralString = "select cascade.open_ballot(%s, %s, %s, %s, %s)"
+OPEN_BALLOT: LiteralString = "select cascade.open_ballot(%s, %s, %s, %s, %s, %s, %s)"
 CLOSE_BALLOT: LiteralString = "select cascade.close_ballot(%s, %s, %s)"
 PROMOTE: LiteralString = "select cascade.promote(%s, %s, %s, %s, %s, %s, %s)"
 COMPLETE: LiteralString = "select cascade.complete_fence(%s)"
@@ -201,9 +201,18 @@ async def catch_up(links: Links, step: s.CatchUp) -> None:
 
 
 async def open_ballots(links: Links, step: s.OpenBallots, known: str | None) -> None:
-    """Announce a promotion everywhere; whoever knows of another one, or of a newer term than `known`, refuses it."""
+    """Announce a promotion everywhere, at the candidate first; none of them copies from then on.
+
+    Whoever knows of another one, or of a newer term than `known`, or stands beyond the fork by now, refuses it.
+    """
+    about = (step.number, step.uid, step.node, *place(step.fork))
     for node in step.nodes:
-        await links.call(node, OPEN_BALLOT, links.set, step.number, step.uid, step.node, known)
+        await links.call(node, OPEN_BALLOT, links.set, *about, known)
+
+
+def place(tick: Mapping[str, Any]) -> tuple[int, bytes]:
+    """Return id and chain of a tick."""
+    return int(tick["tick_id"]), bytes.fromhex(str(tick["chain"]).removeprefix("\\x"))
 
 
 async def close_ballots(links: Links, step: s.CloseBallots) -> None:
@@ -212,9 +221,20 @@ async def close_ballots(links: Links, step: s.CloseBallots) -> None:
         await links.call(node, CLOSE_BALLOT, links.set, step.number, step.uid)
 
 
-async def promote(links: Links, step: s.Promote, facts: Mapping[str, Any]) -> None:
-    """Make a carrier the root, unless another promotion was announced to it meanwhile."""
-    view = await links.view(step.node)
+async def promote(links: Links, step: s.Promote, facts: Mapping[str, Any], others: Iterable[View]) -> None:
+    """Make a carrier the root, unless another promotion was announced to it, or this one taken back, meanwhile.
+
+    It is told where the others stand, now that those who were asked copy nothing: some may be beside the fork.
+    """
+    views = {view.node: view for view in others}
+    for node in step.nodes:
+        views[node] = await links.view(node)
+    if unbound := [node for node in step.nodes if all(ballot.uid != step.uid for ballot in views[node].ballots)]:
+        raise BallotError(
+            f"set {links.set}: {', '.join(unbound)} no longer waits for the promotion of {step.node}",
+            hint="Somebody else fails over at the same time: plan again.",
+        )
+    view = views.pop(step.node)
     other = next((b for b in view.ballots if b.uid != step.uid and b.number >= step.number), None)
     if other is not None:
         raise BallotError(
@@ -223,6 +243,7 @@ async def promote(links: Links, step: s.Promote, facts: Mapping[str, Any]) -> No
         )
     if view.role.is_root:
         await links.call(step.node, COMPLETE, links.set)
-    chain = bytes.fromhex(str(step.fork["chain"]).removeprefix("\\x"))
-    arguments = (step.uid, step.number, step.cause, step.fork["tick_id"], chain, Jsonb(dict(facts)))
+    positions = {name: [view.tick.tick_id, view.tick.chain] for name, view in views.items()}
+    told = Jsonb({**facts, "positions": positions})
+    arguments = (step.uid, step.number, step.cause, *place(step.fork), told)
     await links.call(step.node, PROMOTE, links.set, *arguments)

@@ -7,6 +7,7 @@ answer are accepted one by one, the fork is repeated, and an old root out of rea
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from cascade.topology.conditions import Condition
 from cascade.topology.decision import Loss
@@ -144,24 +145,40 @@ def unreachable(sketch: Sketch) -> list[str]:
 
 def promotion(sketch: Sketch, target: View, best: View) -> None:
     """Plan the promotion of a branch at the best tick."""
-    fork = best.tick
+    fork, kept = best.tick, None
+    given_up = sketch.request.over_ballot
+    for ballot in (b for b in open_ballots(sketch.observed) if b.candidate == target.node and b.uid != given_up):
+        # One that a tool left behind is gone on with, if it says the same; else it keeps its carriers from copying.
+        if ballot.is_about(fork) and any(ballot == b and b.is_fresh for b in target.ballots):
+            kept = ballot
+        else:
+            close_ballot(sketch, ballot)
     if target.tick.tick_id < fork.tick_id:
         before = Condition.of(target, "role", "term_uid", "generation")
         step = CatchUp(node=target.node, provider=best.node, tick_id=fork.tick_id, before=(before,))
         sketch.steps.append(step)
         sketch.providers[target.node] = best.node
     number = sketch.observed.next_hundred * 100 + target.node_no
-    if mine := next((b for b in open_ballots(sketch.observed) if b.candidate == target.node), None):
-        sketch.uid, number = mine.uid, mine.number
-    asked = tuple(sorted(view.node for view in sketch.observed.views.values() if view.is_carrier))
-    sketch.steps.append(OpenBallots(node=target.node, nodes=asked, number=number, uid=sketch.uid))
+    if kept is not None:
+        sketch.uid, number = kept.uid, kept.number
+    asked = whom_to_ask(sketch, target, fork)
+    sketch.steps.append(OpenBallots(node=target.node, nodes=asked, number=number, uid=sketch.uid, fork=fork.row))
     cause = "rewind" if target.is_rewound else "failover"
     before = Condition(node=target.node, role=str(target.role), term_uid=fork.term_uid, tick_id=fork.tick_id)
-    sketch.steps.append(
-        Promote(node=target.node, uid=sketch.uid, number=number, cause=cause, fork=fork.row, before=(before,))
-    )
-    sketch.steps.append(CloseBallots(node=target.node, nodes=asked, number=number, uid=sketch.uid))
+    facts: dict[str, Any] = {"nodes": asked, "number": number, "uid": sketch.uid}
+    sketch.steps.append(Promote(node=target.node, **facts, cause=cause, fork=fork.row, before=(before,)))
+    sketch.steps.append(CloseBallots(node=target.node, **facts))
     sketch.providers |= {target.node: None}
+
+
+def whom_to_ask(sketch: Sketch, target: View, fork: Tick) -> tuple[str, ...]:
+    """Return who is told of a promotion, the candidate first.
+
+    A carrier beyond the fork that could not be promoted would refuse it for ever; the certificate waits for it.
+    """
+    views = [view for view in sketch.observed.views.values() if view.is_carrier and view.node != target.node]
+    fit = {view.node for view in carriers(sketch.observed)}
+    return target.node, *sorted(v.node for v in views if v.node in fit or v.tick.tick_id <= fork.tick_id)
 
 
 def open_ballots(observed: Observed) -> list[Ballot]:
@@ -175,9 +192,15 @@ def close_old_ballots(sketch: Sketch) -> None:
     views = sketch.observed.views.values()
     for ballot in sorted({ballot for view in views for ballot in view.ballots}):
         if ballot.uid in sketch.observed.terms or ballot.uid == sketch.request.over_ballot:
-            nodes = sorted((view.node for view in views if ballot in view.ballots), key=lambda n: n != ballot.candidate)
-            step = CloseBallots(node=nodes[0], nodes=tuple(nodes), number=ballot.number, uid=ballot.uid)
-            sketch.steps.append(step)
+            close_ballot(sketch, ballot)
+
+
+def close_ballot(sketch: Sketch, ballot: Ballot) -> None:
+    """Plan to end an announcement wherever it is held, at the candidate first."""
+    views = sketch.observed.views.values()
+    nodes = sorted((view.node for view in views if ballot in view.ballots), key=lambda n: n != ballot.candidate)
+    step = CloseBallots(node=nodes[0], nodes=tuple(nodes), number=ballot.number, uid=ballot.uid)
+    sketch.steps.append(step)
 
 
 def is_hindered_by_a_ballot(sketch: Sketch, target: str) -> bool:

@@ -57,6 +57,15 @@ class Ballot:
     number: int
     uid: str
     candidate: str
+    #: The tick after which the term is to begin.
+    fork_tick: int = 0
+    fork_chain: str = ""
+    #: Whether a promotion may still come of it; carriers were not asked at one moment, so they need not agree.
+    is_fresh: bool = field(default=True, compare=False)
+
+    def is_about(self, fork: Tick) -> bool:
+        """Whether it announces a promotion after this tick."""
+        return (self.fork_tick, self.fork_chain) == (fork.tick_id, fork.chain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,12 +124,16 @@ class CatchUp(Step):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenBallots(Step):
-    """Every carrier that answers is told of the promotion first, and refuses a second one."""
+    """Every carrier that answers is told of the promotion first; it refuses a second one, and copies nothing more.
+
+    The candidate is the first of `nodes`: its announcement expires before any other.
+    """
 
     line: ClassVar[str] = "announce the promotion of {node} (term {number}) to {nodes}"
     nodes: tuple[str, ...]
     number: int
     uid: str
+    fork: Mapping[str, Any] = field(hash=False)
 
     def is_done(self, observed: Observed) -> bool:
         """Whether all of them know, or it is over."""
@@ -155,9 +159,10 @@ class CloseBallots(Step):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promote(Step):
-    """A branch becomes the root: a new term begins at the fork."""
+    """A branch becomes the root: a new term begins at the fork.  `nodes` are those who were told of it."""
 
     line: ClassVar[str] = "promote {node}: term {number} begins after tick {fork}"
+    nodes: tuple[str, ...]
     uid: str
     number: int
     cause: str

@@ -64,13 +64,18 @@ create table if not exists cascade_internal.ballot (
     number    bigint not null,
     uid       uuid not null,
     candidate text not null,
+    fork_tick bigint not null,
+    fork_chain bytea not null,
     opened_at timestamptz not null default clock_timestamp(),
+    expires_at timestamptz not null default clock_timestamp() + interval '60 s',
     closed_at timestamptz,
     constraint ballot_pkey primary key (queue_id, number),
     constraint ballot_queue_fkey foreign key (queue_id)
         references cascade_internal.queue on delete cascade
 );
 comment on table cascade_internal.ballot is 'Promotions that were announced to this carrier before they happened.';
+comment on column cascade_internal.ballot.fork_tick is 'Where the term is to begin: nobody who was asked stands beyond it.';
+comment on column cascade_internal.ballot.expires_at is 'Until then this carrier copies nothing, lest it go beyond the fork.';
 
 -- What a failover may have lost, as a set: the events of a term that the snapshot of its fork does not see.  It
 -- is published in the log, so that the next root has it too.  Ids are kept as ranges: they are few.

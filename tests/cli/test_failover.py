@@ -248,10 +248,9 @@ def test_two_roots_at_once_are_resolved_by_an_operator(shop: Shop) -> None:
     [tick] = shop.query("s2", "select cascade.describe_set('orders')->'tick'")
     for node, number in (("s2", 102), ("s3", 103)):
         uid = f"00000000-0000-0000-0000-000000000{number}"
-        shop.query(node, "select cascade.open_ballot('orders', %s, %s, %s)", number, uid, node)
-        query = "select cascade.promote('orders', %s, %s, 'failover', %s, %s, '{}')"
-        chain = bytes.fromhex(tick[0]["chain"].removeprefix("\\x"))
-        shop.query(node, query, uid, number, tick[0]["tick_id"], chain)
+        place = (tick[0]["tick_id"], bytes.fromhex(tick[0]["chain"].removeprefix("\\x")))
+        shop.query(node, "select cascade.open_ballot('orders', %s, %s, %s, %s, %s)", number, uid, node, *place)
+        shop.query(node, "select cascade.promote('orders', %s, %s, 'failover', %s, %s, '{}')", uid, number, *place)
     shop.insert("s3", 30)
     assert "it is split between the terms" in shop.run("plan", code=3)
     assert [term["state"] for term in shop.json("history", "orders")] == ["over", "open", "open"]

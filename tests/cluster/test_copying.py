@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import psycopg
 import pytest
 
-from tests.fixtures.cascade import Cascade
+from tests.fixtures.cascade import Cascade, eventually
+from tests.fixtures.failover import chain_of
 
 
 def test_every_node_gets_every_event_once(orders: Cascade) -> None:
@@ -40,6 +43,30 @@ def test_switching_back_and_forth_under_load_loses_and_repeats_nothing(orders: C
         orders.cli("node", "switch", "orders", "s3", "--provider", "s2")
         orders.advance("s3")
     assert orders.node("s4")["provider"] == "s2" and orders.node("s3")["provider"] == "s2"
+    orders.check_all()
+
+
+def test_a_carrier_waits_while_somebody_is_about_to_be_promoted(orders: Cascade) -> None:
+    """Its daemon asks again and again, and goes on by itself."""
+    s3, uid = orders.dbs["s3"], str(uuid4())
+
+    def is_asked() -> bool:
+        tick = s3.value("select cascade.describe_set('orders')->'tick'")
+        call = "select cascade.open_ballot('orders', 102, %s, 's2', %s, %s)"
+        # It may have gone on since it was looked at.
+        try:
+            return bool(s3.value(call, uid, tick["tick_id"], chain_of(tick["chain"])))
+        except psycopg.Error as error:
+            assert error.sqlstate == "QC209"
+            return False
+
+    eventually(is_asked)
+    fork = orders.tick_of("s3")
+    orders.publish(5)
+    orders.settle("s2")
+    eventually(lambda: "copies nothing now: s2 is about to be promoted" in str(orders.daemon("s3").health()))
+    assert orders.tick_of("s3") == fork
+    s3.value("select cascade.close_ballot('orders', 102, %s)", uid)
     orders.check_all()
 
 

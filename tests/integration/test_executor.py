@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from cascade.errors import OperationError, TransientError, UnsafeError
+from cascade.errors import BallotError, MovedOnError, OperationError, TransientError, UnsafeError
 from cascade.node import reign
 from cascade.node.executor import Executor, Outcome
 from cascade.node.survey import Links, survey
@@ -29,6 +29,7 @@ from cascade.topology.observe import Observed
 from cascade.topology.plan import make_plan
 from tests.conftest import LABELS
 from tests.fixtures.backend import Backend
+from tests.fixtures.expect import refused
 from tests.fixtures.nodes import Nodes, same
 
 NOBODY = "host=127.0.0.1 port=1 dbname=nobody connect_timeout=2"
@@ -321,6 +322,54 @@ def test_a_lost_root_is_followed_and_comes_back_with_its_tail_in_quarantine(shop
     assert same(shop.root, shop.s2) and numbers(shop.root) == [0, 1, 2, 3, 4, 5, 9]
     [(state, tail, held_count)] = shop.s2.rows("select state, tail, held from cascade.certificates")
     assert (state, tail, held_count) == ("closed", 4, 4)
+
+
+def test_a_carrier_that_goes_on_while_the_plan_is_carried_out_stops_it(shop: Shop) -> None:
+    """The root is cut off from the operator only: s3 still copies from it, before it is asked."""
+    wanted = lose_root(shop)
+    plan, observed = shop.plan(wanted, **DEAD)
+
+    def go_on(text: str) -> None:
+        if text.startswith("announce"):
+            shop.s3.catch_up()
+
+    with pytest.raises(MovedOnError, match=f"stands at tick {shop.root.position()}, beyond {shop.s3.position()}"):
+        shop.run(wanted, plan, observed, tell=go_on)
+    assert shop.tree()["s2"][0] == "branch"
+    # What was announced to s2 says where the term was to begin: it is taken back, and s2 may copy what s3 has.
+    again, observed = shop.plan(wanted, **DEAD)
+    assert [type(step) for step in again.steps][:3] == [s.CloseBallots, s.CatchUp, s.OpenBallots]
+    shop.run(wanted, again, observed)
+    assert shop.tree()["s2"] == ("root", None) and numbers(shop.s2) == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_nobody_who_was_asked_copies_before_the_promotion(shop: Shop) -> None:
+    wanted = lose_root(shop)
+    with pytest.raises(Killed):
+        shop.carry_out(wanted, upto=2, **DEAD)
+    with refused("QC212", "copies nothing now"):
+        shop.s3.catch_up()
+    [uid] = {ballot.uid for ballot in shop.look(wanted).views["s3"].ballots}
+    plan, observed = shop.plan(wanted, **DEAD)
+
+    def give_up(text: str) -> None:
+        if text.startswith("promote"):
+            shop.s3.value("select cascade.close_ballot('q', %s, %s)", plan.steps[0].number, uid)
+
+    with pytest.raises(BallotError, match="s3 no longer waits for the promotion of s2"):
+        shop.run(wanted, plan, observed, tell=give_up)
+    shop.carry_out(wanted, over_ballot=uid, **DEAD)
+    assert shop.tree()["s2"] == ("root", None)
+
+
+def test_a_carrier_beyond_the_fork_that_cannot_reign_is_waited_for_by_the_certificate(shop: Shop) -> None:
+    wanted = lose_root(shop)
+    partition = f"cascade_internal.event_{shop.s3.queue_id}_0"
+    shop.s3.main.execute(f"insert into {partition} (id, txid, payload) values (99, 9999999, '{{}}')".encode())
+    with pytest.raises(Killed):
+        shop.carry_out(wanted, upto=2, **DEAD)
+    assert shop.s3.position() > shop.s2.value("select max(fork_tick) from cascade.certificates")
+    assert shop.s2.rows("select state, pending from cascade.certificates") == [("open", ["s1", "s3"])]
 
 
 @pytest.mark.parametrize("does_reply", [True, False])

@@ -110,7 +110,7 @@ CALLS = {
     "note_withdrawn": f"cascade.note_withdrawn('{{q}}', '{UID}')",
     "next_term_number": "cascade.next_term_number('{q}')",
     "renew_term": "cascade.renew_term('{q}')",
-    "open_ballot": f"cascade.open_ballot('{{q}}', 101, '{UID}', 'mine')",
+    "open_ballot": f"cascade.open_ballot('{{q}}', 101, '{UID}', 'mine', 1, '')",
     "close_ballot": f"cascade.close_ballot('{{q}}', 101, '{UID}')",
     "promote": f"cascade.promote('{{q}}', '{UID}', 101, 'failover', 1, '')",
     "demote": "cascade.demote('{q}', 'mine')",

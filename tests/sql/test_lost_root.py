@@ -16,6 +16,7 @@ from tests.fixtures.failover import (
     demote,
     fail_over,
     members_of,
+    open_ballot,
     promote,
     report,
     resurrect,
@@ -65,25 +66,26 @@ def test_a_failover_opens_a_term_after_the_last_tick_and_a_certificate(nodes: No
 
 def test_a_carrier_that_somebody_else_asked_first_refuses_the_ballot(nodes: Nodes) -> None:
     _s1, _s2, s3 = lost(nodes, 3)
-    call = "select cascade.open_ballot('q', %s, %s, %s)"
-    uid = str(uuid4())
-    assert s3.value(call, 102, uid, "s2") is True
-    assert s3.value(call, 102, uid, "s2") is False, "a repeat changes nothing"
+    uid, fork = str(uuid4()), s3.describe()["tick"]
+    assert open_ballot(s3, 102, uid, "s2", fork) is True
+    assert open_ballot(s3, 102, uid, "s2", fork) is False, "a repeat changes nothing"
     with refused("QC212", "s2 is promoted, or about to be"):
-        s3.value(call, 102, str(uuid4()), "s2")
+        open_ballot(s3, 102, str(uuid4()), "s2", fork)
     assert s3.value("select cascade.next_term_number('q')") == 203, "the next number is above every ballot"
     assert s3.value("select cascade.close_ballot('q', 102, %s)", uid) is True
-    assert s3.value(call, 103, str(uuid4()), "s3") is True
+    with refused("QC212", "no longer counts here"):
+        open_ballot(s3, 102, uid, "s2", fork)
+    assert open_ballot(s3, 103, str(uuid4()), "s3", fork) is True
 
 
 def test_a_higher_ballot_closes_a_lower_one(nodes: Nodes) -> None:
     _s1, s2, s3 = lost(nodes, 3)
-    call, uid = "select cascade.open_ballot('q', %s, %s, %s)", str(uuid4())
-    s2.value(call, 102, uid, "s2")
-    s2.value(call, 203, str(uuid4()), "s3")
+    uid, fork = str(uuid4()), s2.describe()["tick"]
+    open_ballot(s2, 102, uid, "s2", fork)
+    open_ballot(s2, 203, str(uuid4()), "s3", fork)
     with refused("QC212", "holds no ballot"):
-        promote(s2, uid, 102, "failover", s2.describe()["tick"])
-    assert s3.value(call, 203, str(uuid4()), "s3") is True
+        promote(s2, uid, 102, "failover", fork)
+    assert open_ballot(s3, 203, str(uuid4()), "s3", fork) is True
 
 
 def test_a_plan_that_has_not_heard_of_the_newest_term_gets_no_ballot(nodes: Nodes) -> None:
@@ -91,7 +93,7 @@ def test_a_plan_that_has_not_heard_of_the_newest_term_gets_no_ballot(nodes: Node
     before = s1.describe()["tick"]["term_uid"]
     fail_over(s2)
     with refused("QC212", "s2 is promoted"):
-        s2.value("select cascade.open_ballot('q', 303, %s, 's3', %s)", str(uuid4()), before)
+        open_ballot(s2, 303, str(uuid4()), "s3", s2.describe()["tick"], before)
 
 
 def test_a_node_that_heard_of_a_term_without_its_ticks_can_end_it(nodes: Nodes) -> None:
@@ -118,10 +120,140 @@ def test_a_stale_plan_does_not_promote(nodes: Nodes) -> None:
     before = s2.describe()["tick"]
     s2.catch_up()
     uid = str(uuid4())
-    s2.value("select cascade.open_ballot('q', 102, %s, 's2')", uid)
-    call = "select cascade.promote('q', %s, 102, 'failover', %s, %s, '{}')"
+    open_ballot(s2, 102, uid, "s2", s2.describe()["tick"])
     with refused("QC209", "stands at tick"):
-        s2.value(call, uid, before["tick_id"], bytes.fromhex(before["chain"][2:]))
+        promote(s2, uid, 102, "failover", before)
+
+
+def wide(nodes: Nodes) -> tuple[Node, Node, Node, dict[str, Any], str]:
+    """A root that is a tick ahead of two branches below it, that tick of theirs, and the uid of a promotion."""
+    s1, s2, s3 = nodes.line(3)
+    s3.switch(s1)
+    nodes.settle()
+    s1.insert(1)
+    s1.tick()
+    return s1, s2, s3, s2.describe()["tick"], str(uuid4())
+
+
+def test_a_carrier_that_went_on_since_the_plan_was_made_refuses_the_ballot(nodes: Nodes) -> None:
+    """The model's trace: s3 copies from the lost root after the operator has chosen s2, and before he asks it."""
+    _s1, s2, s3, fork, uid = wide(nodes)
+    s3.catch_up()
+    assert open_ballot(s2, 102, uid, "s2", fork)
+    with refused("QC209", f"stands at tick {s3.position()}, beyond {fork['tick_id']}"):
+        open_ballot(s3, 102, uid, "s2", fork)
+    assert s3.value("select cascade.describe_set('q')")["ballots"] == []
+    assert open_ballot(s2, 203, uid, "s3", s3.describe()["tick"]), "who stands before the fork does not mind"
+
+
+@pytest.mark.parametrize("small_bytes", [0, 128 * 1024], ids=["by copy", "inline"])
+def test_an_open_ballot_stops_copying_until_the_term_is_heard_of(nodes: Nodes, small_bytes: int) -> None:
+    """The model's trace: s3 copies from the lost root after it was asked, and before s2 is promoted."""
+    nodes.small_bytes = small_bytes
+    _s1, s2, s3, fork, uid = wide(nodes)
+    in_hand = s3.fetch()
+    assert in_hand is not None
+    for carrier in (s2, s3):
+        open_ballot(carrier, 102, uid, "s2", fork)
+        with refused("QC212", "copies nothing now: s2 is about to be promoted"):
+            carrier.catch_up()
+    with refused("QC212", "copies nothing now"):
+        s3.store(in_hand)
+    promote(s2, uid, 102, "failover", fork)
+    s3.switch(s2)
+    with refused("QC212", "copies nothing now"):
+        s3.catch_up()
+    s3.join()
+    s3.catch_up()
+    assert same(s2, s3) and s3.position() == s2.position()
+    assert s3.value("select cascade.describe_set('q')")["ballots"] == []
+
+
+def test_an_open_ballot_stops_a_leaf_too(nodes: Nodes) -> None:
+    s1 = nodes.root()
+    leaf = nodes.add("s2", s1, role="leaf")
+    nodes.settle()
+    open_ballot(leaf, 103, str(uuid4()), "s3", leaf.describe()["tick"])
+    s1.insert(1)
+    s1.tick()
+    with refused("QC212", "copies nothing now"):
+        leaf.catch_up()
+
+
+def test_a_ballot_that_is_taken_back_lets_its_carrier_copy(nodes: Nodes) -> None:
+    s1, _s2, s3, fork, uid = wide(nodes)
+    open_ballot(s3, 102, uid, "s2", fork)
+    assert s3.value("select cascade.close_ballot('q', 102, %s)", uid) is True
+    s3.catch_up()
+    assert s3.position() == s1.position()
+
+
+def test_a_ballot_expires_and_is_of_no_use_for_half_a_minute_before(nodes: Nodes) -> None:
+    """A tool that died freezes nobody for ever, and one that only slept does not promote when others copy again."""
+    s1, s2, s3, fork, uid = wide(nodes)
+    for carrier in (s2, s3):
+        open_ballot(carrier, 102, uid, "s2", fork)
+        left = "select extract(epoch from expires_at - clock_timestamp())::float from cascade_internal.ballot"
+        assert 30 < carrier.value(left) <= 60
+        assert carrier.value("select cascade.describe_set('q')")["ballots"][0]["is_fresh"] is True
+        carrier.main.execute("update cascade_internal.ballot set expires_at = expires_at - interval '31 s'")
+        assert carrier.value("select cascade.describe_set('q')")["ballots"][0]["is_fresh"] is False
+        with refused("QC212", "copies nothing now"):
+            carrier.catch_up()
+        with refused("QC212", "no longer counts here"):
+            open_ballot(carrier, 102, uid, "s2", fork)
+    with refused("QC212", "holds no ballot 102"):
+        promote(s2, uid, 102, "failover", fork)
+    s3.main.execute("update cascade_internal.ballot set expires_at = clock_timestamp()")
+    s3.catch_up()
+    assert s3.position() == s1.position()
+
+
+def test_a_ballot_for_another_fork_promotes_nobody(nodes: Nodes) -> None:
+    _s1, s2, s3, fork, uid = wide(nodes)
+    open_ballot(s2, 102, uid, "s2", fork)
+    with refused("QC212", "no longer counts here"):
+        open_ballot(s2, 102, uid, "s2", fork | {"tick_id": fork["tick_id"] + 1})
+    s2.value("select cascade.close_ballot('q', 102, %s)", uid)
+    s2.catch_up()
+    open_ballot(s3, 203, uid, "s3", s2.describe()["tick"])
+    with refused("QC212", "holds no ballot 203"):
+        promote(s3, uid, 203, "failover", fork)
+    with refused("QC003"):
+        s3.value("select cascade.open_ballot('q', 303, %s, 's3', null, null)", str(uuid4()))
+
+
+def test_a_certificate_waits_for_who_stands_beside_the_fork(nodes: Nodes) -> None:
+    """The model's trace: s2 has what s1 lost, s3 copied what s1 did instead, and is promoted."""
+    s1, s2, s3, _fork, _uid = wide(nodes)
+    s2.catch_up()
+    ahead = s1.describe()["tick"]
+    for table, where, limit in (
+        ("tick", "tick_id >= %s", ahead["tick_id"]),
+        ("event", "txid >= %s", s1.log().ticks[-2][3]),
+    ):
+        s1.main.execute(f"delete from cascade_internal.{table}_{s1.queue_id}_0 where {where}".encode(), (limit,))
+    s1.insert("instead")
+    s1.tick()
+    s3.catch_up()
+    assert s2.join()["answer"] == "rewound"
+    made = fail_over(s3, s2)
+    assert s3.rows("select state, pending from cascade.certificates") == [("open", ["s1", "s2"])]
+    stand_down(s1, s3)
+    demote(s1, s3)
+    assert report(s1, s3, made["uid"])["state"] == "open", "what only s2 has is not accounted for yet"
+    s2.switch(s3)
+    assert s2.join()["answer"] == "diverged"
+    resurrect(s2, s3)
+    done = report(s2, s3, made["uid"])
+    assert (done["state"], done["tail"]) == ("closed", 1)
+
+
+def test_a_certificate_does_not_wait_for_who_is_only_behind(nodes: Nodes) -> None:
+    _s1, s2, s3, _fork, _uid = wide(nodes)
+    s2.catch_up()
+    fail_over(s2, s3)
+    assert s2.rows("select pending from cascade.certificates") == [(["s1"],)]
 
 
 def test_a_node_beyond_the_end_of_its_term_is_not_promoted(nodes: Nodes) -> None:

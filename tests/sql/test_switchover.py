@@ -10,7 +10,7 @@ import pytest
 
 from tests.fixtures.database import eventually
 from tests.fixtures.expect import refused
-from tests.fixtures.failover import Switchover, chain_of, demote, fail_over, report, resurrect, stand_down
+from tests.fixtures.failover import Switchover, chain_of, demote, fail_over, open_ballot, report, resurrect, stand_down
 from tests.fixtures.nodes import Node, Nodes, same
 
 MILLION_MILLION = 10**12
@@ -367,10 +367,11 @@ def test_a_hand_over_gives_way_to_a_ballot(nodes: Nodes) -> None:
     s2.catch_up()
     duty = step.duty()
     step.take(duty)
-    s2.value("select cascade.open_ballot('q', 203, %s, 's3')", str(uuid4()))
+    fork = s2.describe()["tick"]
+    open_ballot(s2, 203, str(uuid4()), "s3", fork)
     with refused("QC212", "told of another promotion"):
         step.promote(duty)
-    s1.value("select cascade.open_ballot('q', 203, %s, 's3')", str(uuid4()))
+    open_ballot(s1, 203, str(uuid4()), "s3", fork)
     with refused("QC212", "announced to the old root"):
         step.take(duty)
 

@@ -29,11 +29,14 @@ begin
            (open_certificate.term).parent_uid, (open_certificate.term).uid, (open_certificate.term).fork, (open_certificate.term).cause,
            open_certificate.facts->>'reason', open_certificate.facts->>'fenced_by',
            coalesce(open_certificate.facts->'evidence', '{}') || jsonb_build_object('is_closing_tick', v_closing),
-           -- Whoever reigned in what is cut off, and those who were not there when the fork was chosen.  Also after a closing tick: the old
-           -- root may have gone on in another term.
+           -- Whoever reigned in what is cut off, those who were not there when the fork was chosen, and those who were and stand
+           -- beside it: their last tick is not here.  Also after a closing tick: the old root may have gone on in another term.
            array(select distinct x from (
                select l.node from cascade_internal.lost_terms((open_certificate.queue).queue_id, (open_certificate.term).uid) as l
-               union all select jsonb_array_elements_text(coalesce(open_certificate.facts->'without', '[]'))) as o(x)
+               union all select jsonb_array_elements_text(coalesce(open_certificate.facts->'without', '[]'))
+               union all select p.key from jsonb_each(coalesce(open_certificate.facts->'positions', '{}')) as p
+                          where (cascade_internal.find_tick((open_certificate.queue).queue_id, (open_certificate.queue).slots,
+                                                            (p.value->>0)::bigint)).chain is distinct from (p.value->>1)::bytea) as o(x)
               where x <> (open_certificate.term).node or (open_certificate.term).cause = 'rewind' order by x)
     returning certificate.* into v_made;
     perform cascade_internal.post_control(open_certificate.queue, 'cascade.certificate', to_jsonb(v_made) - 'queue_id');

@@ -36,7 +36,8 @@ begin
                        where o.queue_id = v_queue.queue_id and o.ended_at is null),
         'handover', (select to_jsonb(h) - 'queue_id' from cascade_internal.handover as h
                       where h.queue_id = v_queue.queue_id order by h.at desc limit 1),
-        'ballots', (select coalesce(jsonb_agg(to_jsonb(b) - 'queue_id' - 'closed_at' order by b.number), '[]') from cascade_internal.ballot as b
+        'ballots', (select coalesce(jsonb_agg(to_jsonb(b) - 'queue_id' - 'closed_at'
+                                              || jsonb_build_object('is_fresh', cascade_internal.is_fresh(b)) order by b.number), '[]') from cascade_internal.ballot as b
                      where b.queue_id = v_queue.queue_id and b.closed_at is null),
         'revision', coalesce((select d.revision from cascade_internal.document as d where d.queue_id = v_queue.queue_id), 0),
         'document', (select d.document from cascade_internal.document as d where d.queue_id = v_queue.queue_id),

@@ -128,17 +128,37 @@ end
 $$;
 comment on function cascade_internal.open_term(cascade_internal.queue, cascade_internal.node, uuid, bigint, text, jsonb) is 'Makes this node the root of a new term.';
 
--- cascade.open_ballot(set, number, uid, candidate, known): written on every reachable carrier before a promotion.  Whoever holds another
--- open one of that number or above refuses, and so does who has heard of a newer term than known, the newest that the plan
--- had heard of.  Lower ones are closed: their promotions come too late.  A second call changes nothing.
-create or replace function cascade.open_ballot("set" text, number bigint, uid uuid, candidate text, known uuid default null)
+-- Whether a promotion may still come of a ballot.  The candidate's is opened first and stops counting half a minute before any
+-- carrier goes on copying: so nobody goes beyond the fork while it can still become one.
+create or replace function cascade_internal.is_fresh(ballot cascade_internal.ballot)
+returns boolean
+language sql volatile set search_path = pg_catalog, pg_temp
+as $$
+    select (is_fresh.ballot).closed_at is null and clock_timestamp() < (is_fresh.ballot).expires_at - interval '30 s'
+$$;
+comment on function cascade_internal.is_fresh(cascade_internal.ballot) is 'Whether a promotion may still come of a ballot.';
+
+-- cascade.open_ballot(set, number, uid, candidate, fork_tick, fork_chain, known): written on every reachable carrier before a promotion
+-- at that tick, at the candidate first.  Whoever holds another open one of that number or above refuses, and so does who has heard of
+-- a newer term than known, the newest that the plan had heard of, or stands beyond the fork.  Lower ones are closed: their promotions
+-- come too late.  From here on the carrier copies nothing, until the term is heard of, the ballot is closed, or a minute has
+-- passed; a promotion needs one less than half as old.  A second call changes nothing.
+create or replace function cascade.open_ballot(
+    "set" text, number bigint, uid uuid, candidate text, fork_tick bigint, fork_chain bytea, known uuid default null)
 returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_queue cascade_internal.queue := cascade_internal.lock_queue(open_ballot."set");
+    v_last  constant cascade_internal.tick := cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots);
+    v_fork  constant cascade_internal.tick := cascade_internal.find_tick(v_queue.queue_id, v_queue.slots, open_ballot.fork_tick);
+    v_first bigint;
     v_other record;
 begin
+    if open_ballot.fork_tick is null or open_ballot.fork_chain is null then
+        raise exception 'a promotion is announced with the tick after which the term begins'
+            using errcode = 'QC003', hint = 'Pass the id and the chain of the best tick that can be reached.';
+    end if;
     select b.number, b.candidate, b.uid into v_other from cascade_internal.ballot as b
      where b.queue_id = v_queue.queue_id and b.number >= open_ballot.number and b.uid <> open_ballot.uid and b.closed_at is null
      union all
@@ -151,20 +171,35 @@ begin
         raise exception 'set "%": % is promoted, or about to be, under number %', open_ballot."set", v_other.candidate, v_other.number
             using errcode = 'QC212', hint = 'Somebody else fails over too: look again with cascade plan.';
     end if;
-    insert into cascade_internal.ballot (queue_id, number, uid, candidate)
-    values (v_queue.queue_id, open_ballot.number, open_ballot.uid, open_ballot.candidate)
+    -- Beyond the fork, on its path: a better one could be chosen.  Who stands beside it, on another path, waits for the certificate;
+    -- where the fork is no longer held, nobody can tell.
+    execute cascade_internal.ticks_query(v_queue) || ' order by tick_id limit 1' into v_first;
+    if v_last.tick_id > open_ballot.fork_tick and (v_fork.chain = open_ballot.fork_chain or v_first > open_ballot.fork_tick) then
+        raise exception 'set "%": this carrier stands at tick %, beyond %, after which % is to be promoted',
+                        open_ballot."set", v_last.tick_id, open_ballot.fork_tick, open_ballot.candidate
+            using errcode = 'QC209', hint = 'The plan is stale: plan again.';
+    end if;
+    insert into cascade_internal.ballot (queue_id, number, uid, candidate, fork_tick, fork_chain)
+    values (v_queue.queue_id, open_ballot.number, open_ballot.uid, open_ballot.candidate, open_ballot.fork_tick, open_ballot.fork_chain)
     on conflict on constraint ballot_pkey do nothing;
     if found then
-        perform cascade_internal.note_step(open_ballot."set", null, 'ballot',
-            jsonb_build_object('number', open_ballot.number, 'uid', open_ballot.uid, 'candidate', open_ballot.candidate));
+        perform cascade_internal.note_step(open_ballot."set", null, 'ballot', jsonb_build_object(
+            'number', open_ballot.number, 'uid', open_ballot.uid, 'candidate', open_ballot.candidate, 'fork_tick', open_ballot.fork_tick));
         update cascade_internal.ballot as b set closed_at = clock_timestamp()
          where b.queue_id = v_queue.queue_id and b.number < open_ballot.number and b.closed_at is null;
         return true;
     end if;
+    -- One that was closed, has grown old, or was about another fork holds nobody back.
+    if not exists (select from cascade_internal.ballot as b
+                    where b.queue_id = v_queue.queue_id and b.number = open_ballot.number and cascade_internal.is_fresh(b)
+                      and (b.uid, b.fork_tick, b.fork_chain) = (open_ballot.uid, open_ballot.fork_tick, open_ballot.fork_chain)) then
+        raise exception 'set "%": the announcement of term % no longer counts here', open_ballot."set", open_ballot.number
+            using errcode = 'QC212', hint = 'It was taken back, is too old, or was about another tick: plan again.';
+    end if;
     return false;
 end
 $$;
-comment on function cascade.open_ballot(text, bigint, uuid, text, uuid) is 'Announces a promotion to this carrier, or learns of another one.';
+comment on function cascade.open_ballot(text, bigint, uuid, text, bigint, bytea, uuid) is 'Announces a promotion to this carrier, or learns of another one.';
 
 create or replace function cascade.close_ballot("set" text, number bigint, uid uuid)
 returns boolean
@@ -175,7 +210,11 @@ declare
 begin
     update cascade_internal.ballot as b set closed_at = clock_timestamp()
      where b.queue_id = v_queue.queue_id and b.number = close_ballot.number and b.uid = close_ballot.uid and b.closed_at is null;
-    return found;
+    if found then
+        perform pg_notify('cascade_node', v_queue.name);
+        return true;
+    end if;
+    return false;
 end
 $$;
 comment on function cascade.close_ballot(text, bigint, uuid) is 'Takes the announcement of a promotion back.';
@@ -251,9 +290,10 @@ begin
                 using errcode = 'QC212', hint = 'A failover is under way; let it end, or close its ballot.';
         end if;
     elsif not exists (select from cascade_internal.ballot as b
-                       where b.queue_id = v_queue.queue_id and b.number = promote.number and b.uid = promote.uid and b.closed_at is null) then
-        raise exception 'node "%" holds no ballot % for term %', v_node.node, promote.number, promote.uid
-            using errcode = 'QC212', hint = 'Ballots are opened on every reachable carrier first: cascade.open_ballot().';
+                       where b.queue_id = v_queue.queue_id and b.number = promote.number and cascade_internal.is_fresh(b)
+                         and (b.uid, b.fork_tick, b.fork_chain) = (promote.uid, promote.fork_tick, promote.fork_chain)) then
+        raise exception 'node "%" holds no ballot % for term % that still counts', v_node.node, promote.number, promote.uid
+            using errcode = 'QC212', hint = 'Ballots are opened on every reachable carrier, moments before: cascade.open_ballot().';
     end if;
     return cascade_internal.open_term(v_queue, v_node, promote.uid, promote.number, promote.cause, coalesce(promote.facts, '{}'));
 end

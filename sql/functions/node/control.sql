@@ -100,7 +100,7 @@ end
 $$;
 comment on function cascade_internal.learn_members(integer, jsonb) is 'Stores what the root published about members.';
 
--- Stores terms that are not known yet.  A node whose own term turns out to have ended raises its generation.
+-- Stores terms that are not known yet, and closes their ballots.  A node whose own term turns out to have ended raises its generation.
 create or replace function cascade_internal.learn_terms(queue_id integer, terms jsonb)
 returns integer
 language plpgsql volatile set search_path = pg_catalog, pg_temp
@@ -118,6 +118,10 @@ begin
     get diagnostics v_count = row_count;
     if v_count > 0 then
         update cascade_internal.node as n set generation = n.generation + 1 where n.queue_id = learn_terms.queue_id;
+        -- A promotion that has come about holds nobody back any more.
+        update cascade_internal.ballot as b set closed_at = clock_timestamp()
+         where b.queue_id = learn_terms.queue_id and b.closed_at is null
+           and exists (select from cascade_internal.term as t where t.queue_id = b.queue_id and t.uid = b.uid);
     end if;
     return v_count;
 end

@@ -205,6 +205,8 @@ create or replace function cascade_internal.lock_copy(
     out node cascade_internal.node, out last cascade_internal.tick)
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_ballot record;
 begin
     perform cascade_internal.check_read_committed('copying');
     -- A copy that anyone was told of survives a crash.
@@ -219,6 +221,14 @@ begin
         raise exception 'node "%" has moved on: provider %, generation %, tick %, %', (lock_copy.node).node,
                         (lock_copy.node).provider, (lock_copy.node).generation, (lock_copy.last).tick_id, (lock_copy.node).state
             using errcode = 'QC209', hint = 'It was switched, paused or dropped, or another daemon copied this: look again.';
+    end if;
+    -- Who goes on copying after it was asked may go beyond the fork that is being made.  Hearing of the term closes the ballot.
+    select b.number, b.candidate into v_ballot from cascade_internal.ballot as b
+     where b.queue_id = (lock_copy.queue).queue_id and b.closed_at is null and clock_timestamp() < b.expires_at
+     order by b.number desc limit 1;
+    if found then
+        raise exception 'node "%" copies nothing now: % is about to be promoted, under number %', (lock_copy.node).node, v_ballot.candidate, v_ballot.number
+            using errcode = 'QC212', hint = 'It goes on when it hears of that term, when the announcement is taken back, or after a minute.';
     end if;
 end
 $$;

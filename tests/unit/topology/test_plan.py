@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -403,9 +404,37 @@ def test_another_promotion_is_finished_or_given_up() -> None:
 
 def test_a_promotion_that_was_announced_goes_on_under_its_own_number() -> None:
     world = World.of(NOW_SO, silent=frozenset({"s1"}))
-    world.change("s2", ballots=(Ballot(number=102, uid="mine", candidate="s2"),))
-    [promote] = [step for step in plan_for(S2_REIGNS, world).steps if isinstance(step, s.Promote)]
+    mine = Ballot(number=102, uid="mine", candidate="s2", fork_tick=100, fork_chain=tick(100).chain)
+    world.change("s2", ballots=(mine,))
+    plan = plan_for(S2_REIGNS, world)
+    [promote] = [step for step in plan.steps if isinstance(step, s.Promote)]
     assert (promote.uid, promote.number) == ("mine", 102)
+    assert names(plan)[:2] == ["OpenBallots s2", "Promote s2"]
+
+
+@pytest.mark.parametrize("stale", [{"fork_tick": 99}, {"fork_chain": "other"}, {"is_fresh": False}])
+def test_an_announcement_that_counts_no_more_is_ended_before_anything_else(stale: dict[str, Any]) -> None:
+    """It keeps its carriers from copying, the successor too, which is to catch up."""
+    world = World.of(NOW_SO, {"s3": 101}, silent=frozenset({"s1"}))
+    mine = Ballot(number=102, uid="mine", candidate="s2", fork_tick=101, fork_chain=tick(101).chain)
+    world.change("s2", ballots=(replace(mine, **stale),))
+    world.change("s3", ballots=(replace(mine, **stale),))
+    plan = plan_for(S2_REIGNS, world)
+    assert names(plan)[:4] == ["CloseBallots s2", "CatchUp s2", "OpenBallots s2", "Promote s2"]
+    [promote] = [step for step in plan.steps if isinstance(step, s.Promote)]
+    assert promote.uid == "u2"
+    carry_out(plan, world)
+
+
+def test_the_candidate_is_asked_first_and_who_could_only_refuse_is_not() -> None:
+    world = World.of(NOW_SO, {"s3": 101}, silent=frozenset({"s1"}))
+    for answer, asked, fork in ((None, ("s2", "s3"), 101), ("dirty", ("s2",), 100)):
+        world.change("s3", answer=answer)
+        plan = plan_for(S2_REIGNS, world)
+        [ballots] = [step for step in plan.steps if isinstance(step, s.OpenBallots)]
+        [promote] = [step for step in plan.steps if isinstance(step, s.Promote)]
+        assert ballots.nodes == promote.nodes == asked
+        assert ballots.fork == promote.fork and ballots.fork["tick_id"] == fork
 
 
 def test_the_most_advanced_carrier_is_chosen_and_one_with_a_handler_last() -> None:
