@@ -22,9 +22,9 @@ PLAN_VERSION = 1
 class Request:
     """What a plan is made with, besides the file: fresh ids, the time, and what the operator accepts.
 
-    `dead` are nodes that are given up, `without` carriers that cannot be asked whether they are further on,
-    `allow_loss` the fork beyond which everything may be lost, `fenced_by` how an old root that cannot be
-    reached is kept from writing, and `over_ballot` another promotion that is given up.
+    `dead` are nodes that are given up, `without` carriers that cannot be asked whether they are further on; the
+    certificate waits for both.  `allow_loss` is the fork beyond which everything may be lost, `fenced_by` how an
+    old root that cannot be reached is kept from writing, and `over_ballot` another promotion that is given up.
     """
 
     op_id: str

@@ -102,6 +102,12 @@ def fail_over(sketch: Sketch) -> bool:
     sketch.loss = loss_at(best.tick, sketch.observed)
     for fact, remedy in not_accepted(sketch, best):
         sketch.refuse(fact, remedy)
+    sketch.given_up = frozenset(given_up(sketch))
+    for name in sorted(sketch.given_up):
+        sketch.warn(
+            f"{name} is given up and may be further on than tick {best.tick.tick_id}:"
+            " the certificate waits until its database was read or declared destroyed"
+        )
     promotion(sketch, sketch.observed.views[target], best)
     return True
 
@@ -141,6 +147,14 @@ def unreachable(sketch: Sketch) -> list[str]:
     observed, accepted = sketch.observed, sketch.request.without | sketch.request.dead | {sketch.observed.tip.node}
     live = [member for member in observed.members.values() if member.state == "live" and member.is_carrier]
     return sorted(member.node for member in live if member.node not in observed.views and member.node not in accepted)
+
+
+def given_up(sketch: Sketch) -> Iterator[str]:
+    """Yield the silent carriers, the lost root aside, that the operator gives up: they are left out like any other."""
+    for name in sketch.request.dead - {sketch.observed.tip.node} - set(sketch.observed.views):
+        member = sketch.observed.members.get(name)
+        if member is not None and member.is_carrier and member.state != "dropped":
+            yield name
 
 
 def promotion(sketch: Sketch, target: View, best: View) -> None:

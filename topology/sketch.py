@@ -32,6 +32,8 @@ class Sketch:
     loss: Loss | None = None
     #: The fork of the promotion that is planned.
     fork: Tick | None = None
+    #: Silent carriers, the lost root aside, that are given up as dead: they may be further on all the same.
+    given_up: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.uid, self.op_id = self.request.uid, self.request.op_id
@@ -110,7 +112,7 @@ class Sketch:
             "reason": request.reason,
             "op_id": self.op_id,
             "fenced_by": request.fenced_by,
-            "without": sorted(request.without),
+            "without": sorted(request.without | self.given_up),
             "evidence": {name: found.as_json() if found else self.reason(name) for name, found in evidence.items()},
         }
 

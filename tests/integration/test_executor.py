@@ -343,6 +343,14 @@ def test_a_carrier_that_goes_on_while_the_plan_is_carried_out_stops_it(shop: Sho
     assert shop.tree()["s2"] == ("root", None) and numbers(shop.s2) == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
+def test_a_certificate_waits_for_a_second_node_that_is_given_up(shop: Shop) -> None:
+    lose_root(shop)
+    wanted = failover(shop.cut_off("s1", "s3"), "q", "s1", "s2")
+    shop.carry_out(wanted, **DEAD | {"dead": frozenset({"s1", "s3"})})
+    assert shop.s3.position() > shop.s2.value("select fork_tick from cascade.certificates")
+    assert shop.s2.rows("select state, pending from cascade.certificates") == [("open", ["s1", "s3"])]
+
+
 def test_nobody_who_was_asked_copies_before_the_promotion(shop: Shop) -> None:
     wanted = lose_root(shop)
     with pytest.raises(Killed):

@@ -106,6 +106,33 @@ def test_consumers_of_a_lost_root_are_made_anew_and_miss_nothing(nodes: Nodes) -
     assert recreate(s2, "s1")["a"]["state"] == "left alone", "a promotion may be repeated"
 
 
+def test_consumers_outlive_a_second_root_that_is_lost_at_once(nodes: Nodes) -> None:
+    """All that s3 gets of the second reign is its opening tick."""
+    s1, s2, s3 = nodes.line(3)
+    s1.rows("select cascade.subscribe('q', 'a', 'earliest')")
+    s1.insert("not seen")
+    nodes.tidy()
+    nodes.tidy()
+    fail_over(s2, s3)
+    s3.join()
+    assert (s3.catch_up(), s3.position()) == (1, s2.position())
+    assert published(s3, "s2") == {"a": stands(s2, "a")}
+    fail_over(s3)
+    assert s3.drain("a") == ["not seen"]
+
+
+def test_consumers_that_a_new_root_had_as_a_branch_outlive_it(nodes: Nodes) -> None:
+    s1, s2, s3 = nodes.line(3)
+    s2.rows("select cascade.subscribe('q', 'b', 'earliest')")
+    s1.insert("not seen")
+    nodes.tidy()
+    Switchover(s1, s2).run()
+    s3.join()
+    s3.catch_up()
+    fail_over(s3)
+    assert s3.drain("b") == ["not seen"]
+
+
 def test_what_is_there_is_left_alone(nodes: Nodes) -> None:
     s1, s2 = nodes.line()
     s1.rows("select cascade.subscribe('q', 'a', 'earliest')")

@@ -376,6 +376,36 @@ def test_a_hand_over_gives_way_to_a_ballot(nodes: Nodes) -> None:
         step.take(duty)
 
 
+@pytest.mark.parametrize("is_taken", [False, True], ids=["offered", "taken"])
+def test_a_hand_over_gives_way_to_a_promotion_that_the_old_root_has_heard_of(nodes: Nodes, is_taken: bool) -> None:
+    """The heir was cut off with the closing tick, and s3 was promoted instead; then the heir asks the old root."""
+    (s1, s2, s3), step = begun(nodes, 3)
+    s3.switch(s1)
+    step.fence()
+    step.offer()
+    s2.catch_up()
+    duty = step.duty()
+    if is_taken:
+        step.take(duty)
+    fail_over(s3, without=["s2"])
+    assert stand_down(s1, s3)["cause"] == "over"
+    with refused("QC209", "another node reigns already"):
+        step.take(duty)
+    assert s2.value("select role from cascade.nodes") == "branch"
+
+
+def test_the_heir_may_ask_again_after_its_own_promotion_was_heard_of(nodes: Nodes) -> None:
+    (s1, s2), step = begun(nodes)
+    step.fence()
+    step.offer()
+    s2.catch_up()
+    duty = step.duty()
+    step.take(duty)
+    step.promote(duty)
+    stand_down(s1, s2)
+    assert step.take(duty)["state"] == "taken"
+
+
 def test_a_root_whose_heir_is_lost_after_it_took_the_reign_can_be_promoted_again(nodes: Nodes) -> None:
     (s1, s2), step = begun(nodes)
     step.fence()

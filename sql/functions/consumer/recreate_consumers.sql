@@ -3,7 +3,7 @@
 -- miss nothing.  Only what they had put back for later is lost with the root.
 
 -- cascade_internal.publish_consumers(queue, node): the root publishes where its movable consumers stand, when one has
--- moved past events, came or went.  An idle set publishes nothing.
+-- moved past events, came or went, and in the opening tick of its term.  An idle set publishes nothing.
 create or replace function cascade_internal.publish_consumers(queue cascade_internal.queue, node text)
 returns boolean
 language plpgsql volatile set search_path = pg_catalog, pg_temp

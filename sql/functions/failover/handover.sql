@@ -78,13 +78,20 @@ begin
         raise exception 'set "%": term % was not offered to node "%" at tick %', take_handover."set", take_handover.uid, take_handover.node, take_handover.tick_id
             using errcode = 'QC209', hint = 'Look again: the offer was made to somebody else, or at another tick.';
     end if;
-    -- Whoever takes it late must not reign beside somebody who was promoted meanwhile.
+    -- Whoever takes it late must not reign beside somebody who was promoted meanwhile, or is about to be.
     if exists (select from cascade_internal.ballot as b where b.queue_id = v_queue.queue_id and b.closed_at is null and b.uid <> take_handover.uid) then
         raise exception 'set "%": another promotion was announced to the old root', take_handover."set"
             using errcode = 'QC212', hint = 'A failover is under way; let it end, or close its ballot.';
     elsif v_offer.state <> 'withdrawn' and v_queue.term_uid <> v_offer.term_uid then
         raise exception 'set "%": the old root has gone on in another term', take_handover."set"
             using errcode = 'QC209', hint = 'The offer counts no more.';
+    elsif v_offer.state <> 'withdrawn'
+          and exists (select from cascade_internal.term as t
+                       where t.queue_id = v_queue.queue_id and t.voided_by is null and t.uid <> take_handover.uid
+                         and not cascade_internal.is_continued(t)
+                         and cascade_internal.reign_of(t.queue_id, t.parent_uid) = cascade_internal.reign_of(t.queue_id, v_offer.term_uid)) then
+        raise exception 'set "%": another node reigns already', take_handover."set"
+            using errcode = 'QC209', hint = 'The offer counts no more: somebody else was promoted meanwhile.';
     elsif v_offer.state = 'offered' then
         update cascade_internal.handover as h set state = 'taken' where h.queue_id = v_queue.queue_id and h.uid = take_handover.uid;
         perform cascade_internal.note_step(take_handover."set", v_offer.op_id, 'taken', jsonb_build_object('by', take_handover.node, 'uid', take_handover.uid));

@@ -118,6 +118,8 @@ begin
     end if;
     v_moved := cascade_internal.recreate_consumers(
         v_queue, (select t.node from cascade_internal.term as t where t.queue_id = v_id and t.uid = v_last.term_uid), open_term.cause)->'consumers';
+    -- In the opening tick: this root may be lost before it publishes anything else.
+    perform cascade_internal.publish_consumers(v_queue, (open_term.node).node);
     v_tick := cascade_internal.cut(v_id, false, true);
     perform cascade_internal.note_step(v_queue.name, (open_term.facts->>'op_id')::uuid, 'open term',
         jsonb_build_object('uid', open_term.uid, 'number', open_term.number, 'cause', open_term.cause, 'fork_tick', v_last.tick_id, 'opening_tick', v_tick.tick_id));

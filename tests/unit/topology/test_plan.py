@@ -248,6 +248,16 @@ def test_what_must_be_accepted_is_named() -> None:
     assert "refused:" in plan_text(plan, S2_REIGNS, world.observed())
 
 
+def test_a_silent_carrier_that_is_given_up_is_waited_for_like_one_that_was_left_out() -> None:
+    world = World.of(NOW_SO, {"s3": 101}, frozenset({"s1", "s3", "s4"}))
+    plan = plan_for(S2_REIGNS, world, dead=frozenset({"s1", "s3", "s4"}), without=frozenset())
+    assert plan.refusals == () and plan.facts["without"] == ["s3"]
+    text = plan_text(plan, S2_REIGNS, world.observed())
+    assert "warning: s3 is given up and may be further on than tick 100: the certificate waits" in text
+    world = world.copy(silent=frozenset({"s1"}))
+    assert plan_for(S2_REIGNS, world, dead=frozenset({"s1", "s3"})).facts["without"] == [], "s3 answers, and was asked"
+
+
 def test_a_root_that_answers_is_not_dead() -> None:
     world = World.of(NOW_SO)
     plan = plan_for(S2_REIGNS, world, dead=frozenset({"s1"}))
