@@ -124,6 +124,11 @@ class View:
         return self.role.is_root and self.fence is not None and self.fence.cause == "rewound"
 
     @property
+    def is_in_conflict(self) -> bool:
+        """Whether it is a root that stopped because of a term beside its own, which nobody has decided, or told it."""
+        return self.role.is_root and self.fence is not None and self.fence.cause == "conflict"
+
+    @property
     def offer(self) -> Handover | None:
         """Return the offer by which its own term ended, unless that was withdrawn."""
         found = self.handover

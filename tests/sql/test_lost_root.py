@@ -496,6 +496,55 @@ def test_two_promotions_at_once_end_in_conflict_and_an_operator_keeps_one(nodes:
     assert same(s1, s2)
 
 
+def in_conflict(nodes: Nodes) -> tuple[Node, Node, dict[str, Any]]:
+    """Two roots that were promoted at once and have heard of one another; s3 has an event.  Returns the term of s2."""
+    s1, s2, s3 = nodes.line(3)
+    s3.switch(s1)
+    nodes.settle()
+    kept = fail_over(s2)
+    fail_over(s3)
+    s3.insert("three")
+    assert stand_down(s2, s3)["cause"] == stand_down(s3, s2)["cause"] == "conflict"
+    return s2, s3, kept
+
+
+@pytest.mark.parametrize("hears", ["stand_down", "root_duty", "resolve"])
+def test_a_root_that_was_kept_goes_on_whoever_tells_it(nodes: Nodes, hears: str) -> None:
+    """Only the losing root was told; the one that was kept hears it from there."""
+    s2, s3, kept = in_conflict(nodes)
+    s3.value("select cascade.resolve('q', %s, 'the larger site')", kept["uid"])
+    if hears == "stand_down":
+        assert stand_down(s2, s3)["cause"] is None
+    else:
+        s2.value("select cascade.exchange_terms('q', %s)", Jsonb(s3.describe()["terms"]))
+        if hears == "root_duty":
+            assert s2.value("select cascade.root_duty('q')")["fence"] is None
+        else:
+            s2.value("select cascade.resolve('q', %s, 'again')", kept["uid"])
+    s2.insert("on")
+    s2.tick()
+    with refused("QC401"):
+        s3.insert(0)
+    assert s2.rows("select state, pending from cascade.certificates") == [("open", ["s1", "s3"])]
+
+
+def test_a_root_that_had_offered_its_reign_does_not_go_on_after_its_closing_tick(nodes: Nodes) -> None:
+    s1, s2 = nodes.line()
+    nodes.settle()
+    step = Switchover(s1, s2)
+    step.begin()
+    step.fence()
+    step.offer()
+    rival = s1.describe()["terms"][0] | {"uid": str(uuid4()), "node": "x"}
+    assert s1.value("select cascade.stand_down('q', %s)", Jsonb([rival]))["cause"] == "conflict"
+    rival["voided_by"] = s1.describe()["terms"][0]["uid"]
+    assert s1.value("select cascade.stand_down('q', %s)", Jsonb([rival]))["cause"] == "operation"
+    with refused("QC401"):
+        s1.insert(0)
+    s1.value("select cascade.withdraw_handover('q', %s)", step.op_id)
+    s1.insert("on")
+
+
 def test_a_term_that_does_not_end_this_one_fences_nobody(nodes: Nodes) -> None:
     s1, _s2 = lost(nodes)
     stranger = {

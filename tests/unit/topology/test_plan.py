@@ -355,6 +355,17 @@ def test_a_split_set_waits_for_a_decision() -> None:
     )
 
 
+def test_a_decision_that_the_kept_root_has_not_heard_is_gone_on_with() -> None:
+    world = World.of(NOW_SO)
+    world._open_term("s2", "u2", 102, tick(100), "failover")
+    world._open_term("s3", "u3", 103, tick(100), "failover")
+    world.learn("s1", (replace(world.views["s3"].terms[-1], voided_by="u2"),))
+    world.change("s2", fence=Fence(cause="conflict"))
+    assert "s2 stopped in a conflict and has not heard that u2 was kept; cascade resolve q --keep u2" in refusals(
+        plan_for(S2_REIGNS, world)
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
