@@ -16,13 +16,14 @@ from typing import Any, LiteralString
 from psycopg.types.json import Jsonb
 
 from cascade.errors import CascadeError, DirtyError, DivergedError, UnsafeError
+from cascade.node.home import check_set
 from cascade.node.survey import Links
 from cascade.topology import steps as s
 
 log = logging.getLogger("cascade.node.comeback")
 
-EXCHANGE: LiteralString = "select cascade.exchange_terms(%s, %s)"
-TERMS: LiteralString = "select cascade.describe_set(%s)->'terms'"
+EXCHANGE: LiteralString = "select cascade.exchange_terms(%s, %s, %s)"
+DESCRIBE: LiteralString = "select cascade.describe_set(%s)"
 STAND_DOWN: LiteralString = "select cascade.stand_down(%s, %s, %s)"
 COMPLETE: LiteralString = "select cascade.complete_fence(%s)"
 DEMOTE: LiteralString = "select cascade.demote(%s, %s, %s)"
@@ -45,8 +46,9 @@ async def stand_down(links: Links, node: str, root: str, wait_s: float) -> Jsonb
     The fence waits for open writers, and holds new ones back meanwhile; after `wait_s` it is given up and can be tried
     again.
     """
-    mine = await links.call(node, TERMS, links.set)
-    known = await links.call(root, EXCHANGE, links.set, Jsonb(mine))
+    mine = await links.call(node, DESCRIBE, links.set)
+    found = await links.call(root, EXCHANGE, links.set, Jsonb(mine["terms"]), mine["set_uid"])
+    known = check_set(found, links.set, mine["set_uid"])
     members = Jsonb(known["members"])
     await links.call(node, STAND_DOWN, links.set, Jsonb(known["terms"]), members)
     await links.call(node, COMPLETE, links.set, timeout_s=wait_s)

@@ -18,16 +18,16 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg.types.json import Jsonb
 
-from cascade.db import AsyncConnection, connect
-from cascade.errors import CascadeError
-from cascade.node.home import Home
+from cascade.db import AsyncConnection, connect, translated
+from cascade.errors import CascadeError, ForeignSetError
+from cascade.node.home import Home, check_set
 from cascade.node.pipe import deadline
 from cascade.node.signals import Wakeups
 
 log = logging.getLogger("cascade.node.sentinel")
 
 DUTY: LiteralString = "select cascade.root_duty(%s)"
-EXCHANGE: LiteralString = "select cascade.exchange_terms(%s, %s)"
+EXCHANGE: LiteralString = "select cascade.exchange_terms(%s, %s, %s)"
 STAND_DOWN: LiteralString = "select cascade.stand_down(%s, %s, %s)"
 COMPLETE: LiteralString = "select cascade.complete_fence(%s)"
 RENEW: LiteralString = "select cascade.renew_term(%s)"
@@ -48,6 +48,8 @@ class Sentinel:
         self.turned_at: float | None = None
         self.note: str | None = None
         self._links: dict[str, AsyncConnection] = {}
+        #: Members at whose address another set of this name is.
+        self._strangers: dict[str, str] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
         """Ask until `stop` is set."""
@@ -70,7 +72,8 @@ class Sentinel:
             return
         duty = await self._ask_others(local, duty)
         fence = duty["fence"]
-        self.note = None if fence is None else f"fenced: {fence['detail'] or fence['cause']}"
+        notes = [] if fence is None else [f"fenced: {fence['detail'] or fence['cause']}"]
+        self.note = "; ".join([*notes, *self._strangers.values()]) or None
         if duty["is_range_ending"]:
             await self.home.call(local, RENEW, self.home.set)
         if fence is None or fence["cause"] == "operation":
@@ -85,7 +88,8 @@ class Sentinel:
     async def _ask_others(self, local: AsyncConnection, duty: dict[str, Any]) -> dict[str, Any]:
         """Exchange terms with every member that answers, and compare them with ours; return the duty then."""
         others = await self.home.call(local, OTHERS, self.home.set)
-        answers = await asyncio.gather(*(self._ask(local, other, duty["terms"]) for other in others))
+        answers = await asyncio.gather(*(self._ask(local, other, duty) for other in others))
+        self._strangers = {other: told for other, told in self._strangers.items() if other in others}
         is_over = duty["fence"] is not None and duty["fence"]["cause"] == "over"
         for answer in answers:
             # The new root also says where it is, for those who are refused here.
@@ -94,21 +98,30 @@ class Sentinel:
                 await self.home.call(local, STAND_DOWN, *arguments)
         return dict(await self.home.call(local, DUTY, self.home.set))
 
-    async def _ask(self, local: AsyncConnection, other: str, terms: list[Any]) -> dict[str, Any] | None:
-        """Exchange terms with one member, over a link that is kept; None when it does not answer."""
+    async def _ask(self, local: AsyncConnection, other: str, duty: dict[str, Any]) -> dict[str, Any] | None:
+        """Exchange terms with one member, over a link that is kept; None when it does not answer, or is none."""
         try:
             async with asyncio.timeout(self._ask_timeout_s):
                 if other not in self._links:
                     address = await self.home.address(local, other)
                     self._links[other] = await connect(address, service=f"{self.home.set}/sentinel")
                 conn = self._links[other]
-                with deadline(self._ask_timeout_s, conn):
-                    row: Any = await (await conn.execute(EXCHANGE, (self.home.set, Jsonb(terms)))).fetchone()
+                arguments = (self.home.set, Jsonb(duty["terms"]), duty["set_uid"])
+                with translated(), deadline(self._ask_timeout_s, conn):
+                    row: Any = await (await conn.execute(EXCHANGE, arguments)).fetchone()
+                found = check_set(dict(row[0]), self.home.set, duty["set_uid"])
+        except ForeignSetError as error:
+            if other not in self._strangers:
+                log.warning("set %s: the address of %s is wrong: %s", self.home.set, other, error)
+            self._strangers[other] = f"the address of {other} leads to another set of this name"
+            self._hang_up(other)
+            return None
         except (CascadeError, psycopg.Error, OSError, TimeoutError) as error:
             log.debug("set %s: %s was not asked whether we reign: %s", self.home.set, other, error)
             self._hang_up(other)
             return None
-        return dict(row[0])
+        self._strangers.pop(other, None)
+        return found
 
     def _hang_up(self, other: str) -> None:
         if (conn := self._links.pop(other, None)) is not None:
@@ -120,7 +133,7 @@ class Sentinel:
 
     async def _follow(self, local: AsyncConnection, duty: dict[str, Any]) -> None:
         """Become a branch of the new root; nothing lies beyond the fork."""
-        answer = await self._ask(local, duty["heir"], duty["terms"])
+        answer = await self._ask(local, duty["heir"], duty)
         if answer is not None and answer["role"] == "root":
             await self.home.call(local, DEMOTE, self.home.set, duty["heir"], Jsonb(answer["members"]))
             log.warning("set %s: node %s is a branch of %s now", self.home.set, duty["node"], duty["heir"])

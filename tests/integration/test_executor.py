@@ -15,11 +15,14 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 from psycopg.types.json import Jsonb
 
-from cascade.errors import OperationError, TransientError, UnsafeError
-from cascade.node import reign
+from cascade.errors import ForeignSetError, OperationError, TransientError, UnsafeError
+from cascade.node import comeback, reign
 from cascade.node.executor import Executor, Outcome
+from cascade.node.home import Home
+from cascade.node.sentinel import Sentinel
 from cascade.node.survey import Links, survey
 from cascade.topology import Database, Node, Role, Set, Topology
 from cascade.topology import steps as s
@@ -149,6 +152,69 @@ def test_a_survey_says_what_every_database_says(shop: Shop) -> None:
     assert observed.views["s2"].tick.tick_id == shop.root.position()
     nobody = replace(shop.topology, sets={"other": replace(shop.topology.sets["q"], name="other")})
     assert asyncio.run(survey(nobody, "other")).missing == {"s1", "s2", "s3", "s4"}
+
+
+@pytest.fixture
+def stranger(shop: Shop) -> Iterator[Any]:
+    """The root of another set that has the same name."""
+    with Nodes.fresh(shop.nodes._backend) as nodes:
+        yield nodes.root()
+
+
+def leading_to(shop: Shop, stranger: Any, node: str) -> Topology:
+    """Return the topology with a node's address leading to another set of the same name."""
+    databases = {**shop.topology.databases, node: Database(name=node, dsn=stranger.dsn)}
+    return replace(shop.topology, databases=databases)
+
+
+def test_a_root_is_not_fenced_by_another_set_of_its_name(shop: Shop, stranger: Any) -> None:
+    topology = leading_to(shop, stranger, "s3")
+    sentinel = Sentinel(Home(set="q", dsn=shop.root.dsn, topology=lambda: topology))
+
+    async def turn() -> None:
+        local = await sentinel.home.connect("sentinel")
+        try:
+            await sentinel.turn(local)
+        finally:
+            local.pgconn.finish()
+            for other in list(sentinel._links):
+                sentinel._hang_up(other)
+
+    asyncio.run(turn())
+    assert sentinel.note == "the address of s3 leads to another set of this name"
+    shop.root.insert({"n": 5})
+    shop.root.tick()
+    terms = [len(node.describe()["terms"]) for node in (shop.root, shop.s2, stranger)]
+    assert terms == [1, 1, 1], "nobody has learned anything"
+    topology = shop.topology
+    asyncio.run(turn())
+    assert sentinel.note is None
+
+
+def test_what_is_done_to_a_set_is_not_done_to_another_of_its_name(shop: Shop, stranger: Any) -> None:
+    with pytest.raises(ForeignSetError, match=r"different sets of one name.*s3: set"):
+        shop.look(leading_to(shop, stranger, "s3"))
+
+    observed = shop.look()
+
+    async def come_back() -> None:
+        async with Links(leading_to(shop, stranger, "s1"), observed) as links:
+            await comeback.stand_down(links, "s2", "s1", 5.0)
+
+    with pytest.raises(ForeignSetError, match="belongs to set"):
+        asyncio.run(come_back())
+    assert len(shop.s2.describe()["terms"]) == 1
+
+
+def test_a_member_that_moved_out_of_the_file_and_whose_place_another_set_has_is_silent(
+    shop: Shop, stranger: Any
+) -> None:
+    given = psycopg.conninfo.conninfo_to_dict(stranger.dsn)
+    location = {"dsn": make_conninfo(**{key: value for key, value in given.items() if key != "password"})}
+    shop.root.value("select cascade.add_member('q', 's4', 'leaf', %s)", Jsonb(location))
+    nodes = {name: node for name, node in shop.topology.sets["q"].nodes.items() if name != "s4"}
+    topology = replace(shop.topology, sets={"q": replace(shop.topology.sets["q"], nodes=nodes)})
+    assert shop.look(topology).silent == {"s4": "where it told to be is another set of this name"}
 
 
 def test_a_switchover_loses_nothing_and_says_how_long_writers_waited(shop: Shop) -> None:

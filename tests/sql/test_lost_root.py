@@ -41,6 +41,12 @@ def lost(nodes: Nodes, count: int = 2) -> list[Node]:
     return made
 
 
+def tell(node: Node, terms: list[dict[str, Any]]) -> dict[str, Any]:
+    """Tell a node terms of its set, and return what it answers."""
+    call = "select cascade.exchange_terms('q', %s, (select set_uid from cascade_internal.node))"
+    return dict(node.value(call, Jsonb(terms)))
+
+
 def aside(node: Node) -> list[tuple[Any, str]]:
     """What was set aside at a node, control events left out."""
     query = "select payload, state from cascade.read_quarantine('q') where state <> 'control' order by id"
@@ -98,7 +104,7 @@ def test_a_node_that_heard_of_a_term_without_its_ticks_can_end_it(nodes: Nodes) 
     """s2 is promoted and lost before anybody has copied its opening tick."""
     s1, s2, s3 = lost(nodes, 3)
     fail_over(s2)
-    s3.value("select cascade.exchange_terms('q', %s)", Jsonb(s2.describe()["terms"]))
+    tell(s3, s2.describe()["terms"])
     made = fail_over(s3, without=["s2"])
     s3.insert("on")
     s3.tick()
@@ -132,7 +138,7 @@ def test_a_node_beyond_the_end_of_its_term_is_not_promoted(nodes: Nodes) -> None
     s1.tick()
     s3.catch_up()
     fail_over(s2)
-    s3.value("select cascade.exchange_terms('q', %s)", Jsonb(s2.describe()["terms"]))
+    tell(s3, s2.describe()["terms"])
     with refused("QC209", "is over, ended by term"):
         fail_over(s3)
 
@@ -142,7 +148,7 @@ def test_terms_that_several_nodes_told_are_learned_at_once(nodes: Nodes) -> None
     fail_over(s2)
     known = [*s1.describe()["terms"], *s2.describe()["terms"]]
     given_up = {**known[-1], "voided_by": known[0]["uid"]}
-    found = s3.value("select cascade.exchange_terms('q', %s)", Jsonb([given_up, *known]))["terms"]
+    found = tell(s3, [given_up, *known])["terms"]
     assert [(term["uid"], term["voided_by"]) for term in found] == [
         (known[0]["uid"], None),
         (known[-1]["uid"], known[0]["uid"]),
@@ -516,7 +522,7 @@ def test_a_root_that_was_kept_goes_on_whoever_tells_it(nodes: Nodes, hears: str)
     if hears == "stand_down":
         assert stand_down(s2, s3)["cause"] is None
     else:
-        s2.value("select cascade.exchange_terms('q', %s)", Jsonb(s3.describe()["terms"]))
+        tell(s2, s3.describe()["terms"])
         if hears == "root_duty":
             assert s2.value("select cascade.root_duty('q')")["fence"] is None
         else:
@@ -543,6 +549,17 @@ def test_a_root_that_had_offered_its_reign_does_not_go_on_after_its_closing_tick
         s1.insert(0)
     s1.value("select cascade.withdraw_handover('q', %s)", step.op_id)
     s1.insert("on")
+
+
+def test_another_set_of_this_name_is_refused_and_teaches_nothing(nodes: Nodes) -> None:
+    s1, s2 = nodes.line()
+    mine = s1.describe()
+    stranger = mine["terms"][0] | {"uid": str(uuid4()), "node": "x"}
+    call = "select cascade.exchange_terms('q', %s, %s)"
+    for uid in (uuid4(), None):
+        with refused("QC216", "belongs to set"):
+            s2.value(call, Jsonb([stranger]), uid)
+    assert s2.describe()["terms"] == s1.value(call, Jsonb(mine["terms"]), mine["set_uid"])["terms"] == mine["terms"]
 
 
 def test_a_term_that_does_not_end_this_one_fences_nobody(nodes: Nodes) -> None:

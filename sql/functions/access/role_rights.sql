@@ -68,7 +68,7 @@ as $$
            'cascade.finish_move(text, text, uuid),'
            'cascade.cancel_move(text, text, uuid),'
            'cascade.describe_set(text),'
-           'cascade.exchange_terms(text, jsonb),'
+           'cascade.exchange_terms(text, jsonb, uuid),'
            'cascade.stand_down(text, jsonb, jsonb),'
            'cascade.complete_fence(text),'
            'cascade.root_duty(text),'

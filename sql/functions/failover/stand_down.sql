@@ -1,8 +1,10 @@
 -- How a root learns that its term is over, and what it does then.
 
--- cascade.exchange_terms(set, terms): any two nodes that meet tell one another the terms they know.  Returns this node's,
--- and its members, so that whoever asks knows where to go.
-create or replace function cascade.exchange_terms("set" text, terms jsonb)
+-- cascade.exchange_terms(set, terms, set_uid): any two nodes that meet tell one another the terms they know.  Returns this
+-- node's, and its members, so that whoever asks knows where to go.  Whoever brings terms says of which set they are: another
+-- set of this name has a first term of its own, which would stand beside this one's for ever; it is refused (QC216), and
+-- nothing is learned.
+create or replace function cascade.exchange_terms("set" text, terms jsonb, set_uid uuid default null)
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -10,13 +12,17 @@ declare
     v_node  cascade_internal.node := cascade_internal.find_node(exchange_terms."set");
     v_queue cascade_internal.queue := cascade_internal.find_queue(exchange_terms."set");
 begin
+    if exchange_terms.set_uid is distinct from v_node.set_uid and (exchange_terms.set_uid is not null or exchange_terms.terms <> '[]') then
+        raise exception 'node "%" belongs to set "%" of uid %, not %', v_node.node, exchange_terms."set", v_node.set_uid, coalesce(exchange_terms.set_uid::text, 'to one that was not named')
+            using errcode = 'QC216', hint = 'Two sets have one name: mend the DSN that leads here.';
+    end if;
     perform cascade_internal.commit_durably();
     perform cascade_internal.learn_terms(v_node.queue_id, exchange_terms.terms);
     return jsonb_build_object('node', v_node.node, 'set_uid', v_node.set_uid, 'role', v_node.role,
                               'terms', cascade_internal.known_terms(v_node.queue_id), 'members', cascade_internal.known_members(v_node.queue_id));
 end
 $$;
-comment on function cascade.exchange_terms(text, jsonb) is 'Tells another node the terms known here, and learns its own.';
+comment on function cascade.exchange_terms(text, jsonb, uuid) is 'Tells another node the terms known here, and learns its own.';
 
 -- cascade.stand_down(set, terms, members): a root compares what others know with its own term.  If a term ended it, or stands
 -- beside it, ticks stop here and the fence is wanted; complete_fence() raises it.  A fence that stood because of a term beside
@@ -192,7 +198,7 @@ begin
     end if;
     select f.* into v_fence from cascade_internal.fence as f where f.queue_id = v_queue.queue_id;
     return jsonb_build_object(
-        'node', v_node.node, 'role', v_node.role, 'generation', v_node.generation,
+        'node', v_node.node, 'set_uid', v_node.set_uid, 'role', v_node.role, 'generation', v_node.generation,
         'fence', case when v_fence.queue_id is not null then to_jsonb(v_fence) - 'queue_id' end,
         'terms', cascade_internal.known_terms(v_queue.queue_id),
         'heir', (select t.node from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.voided_by is null
