@@ -124,7 +124,9 @@ class Executor:
             case s.CloseBallots():
                 await reign.close_ballots(links, step)
             case s.Promote():
-                await reign.promote(links, step, {**plan.facts, "document": plan.document})
+                views = self.observed.views.values()
+                known = {term.uid: view.node for view in views for term in view.terms}
+                await reign.promote(links, step, {**plan.facts, "document": plan.document}, known)
             case s.ResetLeaf():
                 self.outcome.reports.append(await comeback.reset_leaf(links, step))
             case s.SwitchProvider():

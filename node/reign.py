@@ -26,7 +26,7 @@ from cascade.node.enroll import switch
 from cascade.node.heir import Heir
 from cascade.node.home import GENERATION
 from cascade.node.pipe import carry_arrays, set_up_reader
-from cascade.node.survey import Links
+from cascade.node.survey import DESCRIBE_SET, Links
 from cascade.topology import steps as s
 from cascade.topology.observe import View
 
@@ -40,6 +40,7 @@ WITHDRAW: LiteralString = "select cascade.withdraw_handover(%s, %s)"
 OPEN_BALLOT: LiteralString = "select cascade.open_ballot(%s, %s, %s, %s, %s)"
 CLOSE_BALLOT: LiteralString = "select cascade.close_ballot(%s, %s, %s)"
 PROMOTE: LiteralString = "select cascade.promote(%s, %s, %s, %s, %s, %s, %s)"
+EXCHANGE: LiteralString = "select cascade.exchange_terms(%s, %s, %s)"
 COMPLETE: LiteralString = "select cascade.complete_fence(%s)"
 
 #: One try to raise the fence keeps writers waiting no longer than this.
@@ -212,8 +213,11 @@ async def close_ballots(links: Links, step: s.CloseBallots) -> None:
         await links.call(node, CLOSE_BALLOT, links.set, step.number, step.uid)
 
 
-async def promote(links: Links, step: s.Promote, facts: Mapping[str, Any]) -> None:
-    """Make a carrier the root, unless another promotion was announced to it meanwhile."""
+async def promote(links: Links, step: s.Promote, facts: Mapping[str, Any], known: Mapping[str, str]) -> None:
+    """Make a carrier the root, unless another promotion was announced to it meanwhile.
+
+    `known` says who knows which term.  The new root must know those that it ends, or its own would stand beside them.
+    """
     view = await links.view(step.node)
     other = next((b for b in view.ballots if b.uid != step.uid and b.number >= step.number), None)
     if other is not None:
@@ -221,6 +225,9 @@ async def promote(links: Links, step: s.Promote, facts: Mapping[str, Any]) -> No
             f"set {links.set}: {other.candidate} is about to be promoted, too, under number {other.number}",
             hint="Somebody else fails over at the same time: plan again.",
         )
+    for teacher in sorted({node for uid, node in known.items() if uid not in {term.uid for term in view.terms}}):
+        told = await links.call(teacher, DESCRIBE_SET, links.set)
+        await links.call(step.node, EXCHANGE, links.set, Jsonb(told["terms"]), view.set_uid)
     if view.role.is_root:
         await links.call(step.node, COMPLETE, links.set)
     chain = bytes.fromhex(str(step.fork["chain"]).removeprefix("\\x"))

@@ -14,7 +14,7 @@ from cascade.topology.model import Set
 from cascade.topology.observe import Ballot, Observed, View
 from cascade.topology.sketch import Sketch
 from cascade.topology.steps import CatchUp, CloseBallots, OpenBallots, Promote
-from cascade.topology.terms import TERM_SPAN, Tick, left_at
+from cascade.topology.terms import TERM_SPAN, Tick, left_at, path
 
 #: Answers that keep a node from being promoted: it has something of its own, or is none of the set's.
 UNFIT = ("dropped", "dirty", "conflict", "diverged")
@@ -92,9 +92,7 @@ def fail_over(sketch: Sketch) -> bool:
         return False
     best = carriers(sketch.observed)[0]
     if best.tick.term_uid != tip.uid:
-        fact = f"nobody who answers has anything of the term {tip.uid} of {tip.node}"
-        sketch.refuse(fact, f"bring {tip.node} back, or a node that copied from it")
-        return False
+        sketch.warn(f"nobody who answers has anything of the term {tip.uid} of {tip.node}: bring it back if you can")
     if is_hindered_by_a_ballot(sketch, target):
         return False
     sketch.fork = best.tick
@@ -191,13 +189,17 @@ def is_hindered_by_a_ballot(sketch: Sketch, target: str) -> bool:
 
 def loss_at(fork: Tick, observed: Observed) -> Loss:
     """Return what may be lost if everything after a tick is: counted as far as anybody knows, and no further."""
-    number = fork.tick_id // TERM_SPAN
-    rows = {view.node: view.tick for view in observed.views.values() if view.tick.term_uid == fork.term_uid}
-    counted = max([fork, *rows.values()], key=lambda tick: tick.tick_id)
+    # Usually the fork lies in the last term; the later ones are lost from their first tick on.
+    way = path(observed.terms, observed.tip.uid)
+    later = way[: next((n for n, term in enumerate(way) if term.uid == fork.term_uid), 0)]
+    numbers = {fork.tick_id // TERM_SPAN, *(term.number for term in later)}
+    rows = [*(view.tick for view in observed.views.values()), *(term.fork for term in later if term.fork)]
+    known = [row for row in rows if row.term_uid == fork.term_uid]
+    counted = max([fork, *known], key=lambda tick: tick.tick_id)
     heard = {name: observed.heard_of(name) or 0 for name in {*observed.members, *observed.views}}
     told = [view.highest_told or 0 for view in observed.views.values()]
-    ids = [tick_id for tick_id in (*heard.values(), *told) if tick_id // TERM_SPAN == number]
-    closed = any(v.handover and v.handover.closing_tick == fork.tick_id for v in observed.views.values())
+    ids = [tick_id for tick_id in (*heard.values(), *told) if tick_id // TERM_SPAN in numbers]
+    closed = not later and any(v.handover and v.handover.closing_tick == fork.tick_id for v in observed.views.values())
     return Loss(
         fork=fork.tick_id,
         at_most=max(0, counted.event_seq - fork.event_seq),

@@ -429,6 +429,45 @@ def test_the_tool_may_die_at_any_statement(shop: Shop, does_reply: bool, monkeyp
     assert (state, tail) == ("closed", 3)
 
 
+@pytest.mark.parametrize("knows", ["s3", "s4"])
+@pytest.mark.parametrize("upto", [None, 0, 1])
+def test_a_successor_that_is_lost_before_anybody_copied_from_it_is_followed(
+    shop: Shop, knows: str, upto: int | None
+) -> None:
+    """s2 follows s1, takes an event and is lost; of its term nothing but the record has come to anybody."""
+    wanted = failover(shop.cut_off("s1"), "q", "s1", "s2")
+
+    def killed(text: str) -> None:
+        if text.startswith("s3 copies from s2"):
+            raise Killed
+
+    plan, observed = shop.plan(wanted, **DEAD)
+    with pytest.raises(Killed):
+        shop.run(wanted, plan, observed, tell=killed)
+    shop.s2.insert({"n": 5})
+    shop.s2.tick()
+    second = shop.s2.describe()
+    told = "select cascade.exchange_terms('q', %s, %s)"
+    shop.nodes.made[knows].value(told, Jsonb(second["terms"]), second["set_uid"])
+
+    databases = shop.cut_off("s1", "s2").databases
+    wanted = replace(failover(wanted, "q", "s2", "s3"), databases=databases)
+    words: dict[str, Any] = {"dead": frozenset({"s2"}), "without": frozenset({"s1"}), "fenced_by": "off"}
+    if upto is not None:
+        with pytest.raises(Killed):
+            shop.carry_out(wanted, upto=upto, **words)
+    shop.carry_out(wanted, **words)
+    shop.s3.insert({"n": 6})
+    assert numbers(shop.s3) == [0, 1, 2, 3, 4, 6]
+    assert shop.s3.rows("select state, pending from cascade.certificates") == [("open", ["s1", "s2"])]
+
+    shop.carry_out(replace(wanted, databases=shop.topology.databases))
+    assert shop.tree() == {"s1": ("branch", "s3"), "s2": ("branch", "s3"), "s3": ("root", None), "s4": ("leaf", "s3")}
+    query = "select r.payload::jsonb->>'n' from cascade.read_quarantine('q', null, 'held') as r order by r.id"
+    assert shop.s2.rows(query) == [("5",)]
+    assert shop.s3.rows("select state, tail, held from cascade.certificates") == [("closed", 1, 1)]
+
+
 def test_a_failover_is_refused_until_everything_is_accepted(shop: Shop) -> None:
     wanted = failover(shop.cut_off("s1", "s3"), "q", "s1", "s2")
     plan, observed = shop.plan(wanted, accept=False)

@@ -291,6 +291,52 @@ def test_a_root_on_another_server_goes_on_in_a_new_term_if_nobody_has_more() -> 
     assert world.observed().tip.cause == "rewind" and world.views["s1"].is_writable
 
 
+S3_REIGNS = a_set(
+    replace(S1, role=Role.BRANCH, provider="s3"),
+    replace(S2, provider="s3"),
+    replace(S3, role=Role.ROOT, provider=None),
+    S4,
+)
+
+
+@pytest.mark.parametrize("knows", ["s3", "s4"])
+def test_a_successor_that_is_lost_before_anybody_copied_from_it_is_followed(knows: str) -> None:
+    """s2 was promoted at 107, and only its term is known; the leaf had seen the old term up to 109."""
+    world = World.of(NOW_SO, {"s1": 110, "s2": 107, "s3": 105, "s4": 109})
+    world._open_term("s2", "u2", 102, world.views["s2"].tick, "failover")
+    world.learn(knows, world.views["s2"].terms)
+    world = world.copy(silent=frozenset({"s1", "s2"}))
+    request = accept_all(world, uid="u3", dead=frozenset(), without=frozenset({"s1"}), allow_loss=107)
+    assert refusals(make_plan(S3_REIGNS, world.observed(), request)).splitlines() == [
+        "the root s2 is lost: no answer; --dead s2 if so",
+        "what came after tick 105, not 107 may be lost; --allow-loss 105",
+    ]
+    plan = plan_for(S3_REIGNS, world, uid="u3")
+    assert plan.refusals == () and plan.loss is not None and not plan.loss.is_closed
+    assert "nobody who answers has anything of the term u2 of s2" in plan.warnings[0]
+    # What s2 had of the old term is known from its fork, the leaf's tick shows more; of its own term nothing is.
+    assert (plan.loss.fork, plan.loss.counted_to, plan.loss.at_most) == (105, 109, 40)
+    assert names(plan)[:4] == ["OpenBallots s3", "Promote s3", "CloseBallots s3", "ResetLeaf s4"]
+    carry_out(plan, world)
+    assert world.views["s4"].tick.tick_id == 105 and world.observed().tip.parent_uid == "u2"
+    world = world.copy(silent=frozenset())
+    back = plan_for(S3_REIGNS, world, uid="u4")
+    assert names(back)[:2] == ["Resurrect s1", "Resurrect s2"]
+    carry_out(back, world)
+    assert [world.views[name].tick.tick_id for name in ("s1", "s2")] == [105, 105]
+    assert plan_for(S3_REIGNS, world, uid="u5").is_empty
+
+
+def test_a_closing_tick_says_nothing_of_what_the_heir_took_before_it_was_lost() -> None:
+    world = World.of(NOW_SO)
+    world.change("s3", handover=Handover(uid="u2", target="s2", state="heard", closing_tick=100))
+    world._open_term("s2", "u2", 102, tick(100), "switchover")
+    world.learn("s3", world.views["s2"].terms)
+    world = world.copy(silent=frozenset({"s1", "s2"}))
+    plan = plan_for(S3_REIGNS, world, uid="u3")
+    assert plan.loss is not None and (plan.loss.fork, plan.loss.is_closed) == (100, False)
+
+
 def test_a_term_that_an_operator_gave_up_counts_no_more() -> None:
     world = World.of(NOW_SO)
     world._open_term("s2", "u2", 102, tick(100), "failover")
