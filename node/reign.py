@@ -49,6 +49,8 @@ FENCE_WAIT_S = 0.3
 LOOK_S = 0.02
 #: A daemon that is alive has done something by then.
 GRACE_S = 1.0
+#: Who has taken the reign has opened its term by then, or is in trouble.
+TAKEN_S = 10.0
 #: Nothing was copied for so long: it will not get better.
 STUCK_S = 30.0
 
@@ -102,7 +104,7 @@ async def offer(links: Links, step: s.Offer) -> None:
 async def await_promotion(links: Links, step: s.AwaitPromotion, wait_s: float) -> None:
     """Wait until the target reigns; after `wait_s` the offer is withdrawn, if it was not taken.
 
-    A target that is lost meanwhile is waited for, too: writers are waiting, and somebody has to end that.
+    One that took it and does not reign yet is waited for as long again, and for TAKEN_S at least: it may be on its way.
     """
     began_at = helped_at = time.monotonic()
     generation: int | None = None
@@ -122,6 +124,12 @@ async def await_promotion(links: Links, step: s.AwaitPromotion, wait_s: float) -
             raise TransientError(
                 f"{step.node} did not take the reign within {wait_s:g} s; {step.old} goes on in a new term",
                 hint=f"See why {step.node} does not copy: cascade status.",
+            )
+        if time.monotonic() - began_at > wait_s + max(wait_s, TAKEN_S):
+            raise TransientError(
+                f"{step.node} has taken the reign from {step.old}, and does not reign; nobody can write meanwhile",
+                hint=f"Have it answer, and run this again.  If it is lost: "
+                f"cascade failover {links.set} --dead {step.node} --dry-run shows what that would mean.",
             )
         await asyncio.sleep(LOOK_S)
 

@@ -135,6 +135,11 @@ class View:
         is_open = found is not None and found.state in ("offered", "taken") and found.term_uid == self.term_uid
         return found if is_open else None
 
+    @property
+    def has_given_away(self) -> bool:
+        """Whether it is a root whose heir took the reign; of the heir's own term nothing has come here."""
+        return self.role.is_root and self.offer is not None and self.offer.state == "taken"
+
     @classmethod
     def parse(cls, found: Mapping[str, Any]) -> Self:
         """Read what cascade.describe_set() returned."""

@@ -32,6 +32,8 @@ class Sketch:
     loss: Loss | None = None
     #: The fork of the promotion that is planned.
     fork: Tick | None = None
+    #: Who may have something beyond it besides those who were accepted as not answering.
+    unread: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.uid, self.op_id = self.request.uid, self.request.op_id
@@ -109,7 +111,7 @@ class Sketch:
             "reason": request.reason,
             "op_id": self.op_id,
             "fenced_by": request.fenced_by,
-            "without": sorted(request.without),
+            "without": sorted(request.without | self.unread),
             "evidence": {name: found.as_json() if found else self.reason(name) for name, found in evidence.items()},
         }
 

@@ -20,7 +20,9 @@ from psycopg.types.json import Jsonb
 from cascade.cli import reigns
 from cascade.cli.main import main
 from cascade.dev import Server
-from cascade.node import comeback, reign
+from cascade.errors import TransientError
+from cascade.node import comeback, heir, reign
+from cascade.node.home import Home
 from cascade.node.survey import Links, survey
 from cascade.topology import load
 from tests.cli.conftest import _database
@@ -297,6 +299,58 @@ def test_two_roots_at_once_are_resolved_by_an_operator(shop: Shop) -> None:
     assert shop.query("s3", "select role, provider from cascade.nodes") == [("branch", "s2")]
     [held] = [row for row in shop.json("quarantine", "list", "orders") if row["state"] == "held"]
     assert (held["node"], held["events"]) == ("s3", 1)
+
+
+@pytest.mark.parametrize("has_reigned", [False, True])
+def test_an_heir_that_took_the_reign_and_was_lost_is_given_up(
+    shop: Shop, has_reigned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Home.call
+
+    async def call(home: Home, conn: Any, query: Any, *arguments: Any) -> Any:
+        if query == heir.PROMOTE:
+            raise TransientError("its database is gone")
+        return await whole(home, conn, query, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Home, "call", call)
+        patch.setattr(reign, "TAKEN_S", 0.2)
+        told = shop.run("switchover", "orders", "--to", "s2", "--wait", "0.2", code=1)
+    assert "s2 has taken the reign from s1, and does not reign" in told
+    assert "cascade failover orders --dead s2 --dry-run" in told
+    if has_reigned:
+
+        async def reign_on() -> None:
+            home = Home(set="orders", dsn=shop.dsns["s2"], topology=lambda: load(shop.file))
+            local = await home.connect("heir")
+            await heir.Heir(home).turn(local)
+            local.pgconn.finish()
+
+        asyncio.run(reign_on())
+        shop.insert("s2", 20)
+        shop.query("s2", "select cascade.tick('orders')")
+
+    shop.connect(lost=("s2",))
+    assert "if it is lost: cascade failover orders --dead s2" in shop.run("plan", code=3)
+    [[closing]] = shop.query("s1", "select tick_id from cascade.nodes")
+    accepting = ("failover", "orders", "--dead", "s2", "--fenced-by", "powered off", "--allow-loss", str(closing))
+    shop.run(*accepting)
+    shop.insert("s1", 4)
+    assert shop.query("s1", "select state, pending from cascade.certificates") == [("open", ["s2"])]
+    assert "nothing to do" in shop.run("plan")
+
+    shop.connect()
+    if has_reigned:
+        for node, other in (("s1", "s2"), ("s2", "s1")):
+            [[terms]] = shop.query(other, "select cascade.describe_set('orders')->'terms'")
+            shop.query(node, "select cascade.stand_down('orders', %s)", Jsonb(terms))
+            shop.query(node, "select cascade.complete_fence('orders')")
+        [kept] = [term["uid"] for term in shop.json("history", "orders") if term["cause"] == "failover"]
+        shop.run("resolve", "orders", "--keep", kept)
+        shop.run("resurrect", "orders", "s2")
+        assert shop.query("s1", "select state, tail, held from cascade.certificates") == [("closed", 1, 1)]
+    shop.settle()
+    assert shop.numbers("s1") == shop.numbers("s2") == shop.numbers("s3") == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("before", ["EXCHANGE", "RESOLVE"])

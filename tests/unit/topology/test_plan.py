@@ -442,7 +442,45 @@ def test_an_operation_that_was_left_behind_is_ended_after_its_time() -> None:
         assert names(plan_for(S2_REIGNS, world))[:2] == [*expected, *(["Fence s1"] if expected else [])]
     world.change("s1", handover=Handover(uid="u", target="s3", state="taken", term_uid=FIRST))
     assert "s3 has taken the reign from s1: this only goes forward" in refusals(plan_for(NOW_SO, world))
-    assert "s1 has taken the reign to s3" in refusals(plan_for(S2_REIGNS, world))
+    told = refusals(plan_for(S2_REIGNS, world))
+    assert told == "s3 has taken the reign from s1; let the file say that s3 is the root"
+
+
+def an_heir_is_lost() -> World:
+    """s2 has taken the reign from s1, whose term ended at 101, and answers no more."""
+    world = World.of(NOW_SO, {"s1": 101, "s3": 98}, frozenset({"s2"}))
+    handover = Handover(uid="u2", target="s2", state="taken", term_uid=FIRST, closing_tick=101, op_id="lost")
+    world.change("s1", handover=handover, fence=Fence(cause="operation", op_id="lost"))
+    return world
+
+
+@pytest.mark.parametrize("wanted", [NOW_SO, S2_REIGNS, S3_REIGNS])
+def test_an_heir_that_took_the_reign_and_does_not_answer_has_to_be_given_up(wanted: Set) -> None:
+    told = refusals(plan_for(wanted, an_heir_is_lost(), dead=frozenset()))
+    assert told.endswith("; if it is lost: cascade failover q --dead s2 --dry-run")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "first"),
+    [
+        (NOW_SO, ["OpenBallots s1", "Promote s1", "CloseBallots s1", "StoreDocument s1"]),
+        (S3_REIGNS, ["CatchUp s3", "OpenBallots s3", "Promote s3", "CloseBallots s3", "Demote s1"]),
+    ],
+)
+def test_an_heir_that_took_the_reign_and_is_lost_is_followed_at_the_closing_tick(wanted: Set, first: list[str]) -> None:
+    world = an_heir_is_lost()
+    words: dict[str, object] = {"dead": frozenset({"s2"}), "without": frozenset()}
+    assert refusals(make_plan(wanted, world.observed(), accept_all(world, **words, fenced_by=""))).splitlines() == [
+        's2 cannot be reached and may still take inserts; --fenced-by "how it is kept from that"',
+        "what came after tick 101 may be lost; --allow-loss 101",
+    ]
+    plan = plan_for(wanted, world, **words)
+    assert plan.refusals == () and plan.kind == "failover" and names(plan)[: len(first)] == first
+    assert plan.loss is not None and (plan.loss.fork, plan.loss.is_closed) == (101, False)
+    assert plan.facts["without"] == ["s2"], "the certificate stays open until it was read"
+    carry_out(plan, world)
+    assert world.observed().tip.node == wanted.root.name and world.views[wanted.root.name].is_writable
+    assert plan_for(wanted, world, **words).is_empty
 
 
 def test_another_promotion_is_finished_or_given_up() -> None:
