@@ -212,6 +212,17 @@ def test_another_root_in_the_file_is_a_switchover() -> None:
     ]
     text = plan_text(plan, S2_REIGNS, world.observed())
     assert "s1 branch" in text.partition("after:")[2] and "nothing is lost" in text
+    steps = text.partition("switchover:\n")[2].splitlines()
+    # What must hold before a step stands below it; what only waits for others asks for nothing.
+    assert steps[:6] == [
+        "   1. fence s1: inserts are refused from here until the new root takes them",
+        "        if s1 is the root in term 00000000",
+        "   2. close the term at s1 and offer the reign to s2",
+        "        if s1 is the root in term 00000000",
+        "   3. s2 copies the closing tick, takes the reign from s1 and opens its term",
+        "   4. s1, no longer the root, becomes a branch of s2",
+    ]
+    assert "        if s3 is a branch of s1" in steps
 
 
 def test_another_root_in_the_file_is_a_failover_when_the_root_does_not_answer() -> None:
@@ -230,6 +241,8 @@ def test_another_root_in_the_file_is_a_failover_when_the_root_does_not_answer() 
     assert plan.loss is not None and (plan.loss.fork, plan.loss.at_most, plan.loss.counted_to) == (107, 20, 109)
     text = plan_text(plan, S2_REIGNS, world.observed())
     assert "at most 20 events up to tick 109" in text and "tick 110 was heard of too" in text
+    assert "\n        if s2 is a branch in term 00000000, at tick 107\n" in text
+    assert "\n        if s2 is a branch in term 00000000, in generation 1\n" in text
 
 
 def test_what_must_be_accepted_is_named() -> None:
