@@ -30,8 +30,11 @@ DUTY: LiteralString = "select cascade.root_duty(%s)"
 EXCHANGE: LiteralString = "select cascade.exchange_terms(%s, %s, %s)"
 STAND_DOWN: LiteralString = "select cascade.stand_down(%s, %s, %s)"
 COMPLETE: LiteralString = "select cascade.complete_fence(%s)"
+WRITERS: LiteralString = "select cascade.name_writers(%s)"
 RENEW: LiteralString = "select cascade.renew_term(%s)"
 DEMOTE: LiteralString = "select cascade.demote(%s, %s, %s)"
+#: Whoever a fence waits for is looked up so often.
+NAME_EVERY_S = 1.0
 OTHERS: LiteralString = (
     "select coalesce(array_agg(m.node order by m.node_no), '{}') from cascade.members as m"
     " where m.set = %s and not m.is_here and m.state <> 'dropped'"
@@ -80,7 +83,7 @@ class Sentinel:
             return
         if not fence["is_up"]:
             log.warning("set %s: node %s stands down: %s", self.home.set, duty["node"], fence["detail"])
-            await self._complete(local)
+            await self._complete(local, self.note or "")
             duty = await self.home.call(local, DUTY, self.home.set)
         if duty["is_clean"]:
             await self._follow(local, duty)
@@ -127,9 +130,45 @@ class Sentinel:
         if (conn := self._links.pop(other, None)) is not None:
             conn.pgconn.finish()
 
-    async def _complete(self, local: AsyncConnection) -> None:
-        """Raise the trigger.  It waits for open writers, however long: waiting, it holds back new ones."""
-        await local.execute(COMPLETE, (self.home.set,))
+    async def _complete(self, local: AsyncConnection, note: str) -> None:
+        """Raise the trigger.  It waits for open writers, however long: waiting, it holds back new ones.
+
+        They are named meanwhile, in the note and the log: one that idles, or is prepared, somebody has to end.
+        """
+        failure: psycopg.Error | None = None
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(self._name_writers(note), name=f"{self.name}/writers")
+            try:
+                await local.execute(COMPLETE, (self.home.set,))
+            except psycopg.Error as error:
+                failure = error  # as it is, not in the group's wrapping
+            finally:
+                watch.cancel()
+        if failure is not None:
+            raise failure
+        self.note = note or None
+
+    async def _name_writers(self, note: str) -> None:
+        """Say again and again whom the fence waits for, over a link of its own; that this fails stops nothing."""
+        conn: AsyncConnection | None = None
+        logged = False
+        try:
+            while True:
+                await asyncio.sleep(NAME_EVERY_S)
+                try:
+                    if conn is None or conn.closed:
+                        conn = await self.home.connect("sentinel-writers")
+                    found = await self.home.call(conn, WRITERS, self.home.set)
+                except (CascadeError, psycopg.Error, OSError, TimeoutError) as error:
+                    log.debug("set %s: it is not known whom the fence waits for: %s", self.home.set, error)
+                    continue
+                self.note = f"{note}; the fence waits for {found}" if found else note
+                if found and not logged:
+                    log.warning("set %s: the fence waits for %s", self.home.set, found)
+                    logged = True
+        finally:
+            if conn is not None:
+                conn.pgconn.finish()
 
     async def _follow(self, local: AsyncConnection, duty: dict[str, Any]) -> None:
         """Become a branch of the new root; nothing lies beyond the fork."""

@@ -20,6 +20,7 @@ from psycopg.types.json import Jsonb
 
 from cascade.errors import ForeignSetError, OperationError, TransientError, UnsafeError
 from cascade.node import comeback, reign
+from cascade.node import sentinel as sentinel_module
 from cascade.node.executor import Executor, Outcome
 from cascade.node.home import Home
 from cascade.node.sentinel import Sentinel
@@ -466,6 +467,58 @@ def test_a_successor_that_is_lost_before_anybody_copied_from_it_is_followed(
     query = "select r.payload::jsonb->>'n' from cascade.read_quarantine('q', null, 'held') as r order by r.id"
     assert shop.s2.rows(query) == [("5",)]
     assert shop.s3.rows("select state, tail, held from cascade.certificates") == [("closed", 1, 1)]
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_writer_that_delays_a_root_that_fences_itself_is_named(
+    shop: Shop, is_prepared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sentinel_module, "NAME_EVERY_S", 0.02)
+    shop.carry_out(failover(shop.cut_off("s1"), "q", "s1", "s2"), **DEAD)
+    writer = shop.root.connect(autocommit=False, application_name="nightly import")
+    shop.root.insert({"n": 5}, conn=writer)
+    name = f"backend {writer.info.backend_pid} (nightly import), open for "
+    if is_prepared:
+        writer.execute("prepare transaction 'forgotten'")
+        name = "prepared transaction 'forgotten', open for "
+    sentinel = Sentinel(Home(set="q", dsn=shop.root.dsn, topology=lambda: shop.topology))
+
+    async def turn() -> None:
+        local = await sentinel.home.connect("sentinel")
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            turning = group.create_task(sentinel.turn(local))
+            while f"the fence waits for {name}" not in (sentinel.note or ""):
+                assert not turning.done()
+                await asyncio.sleep(0.02)
+            [told] = shop.root.rows("select fence from cascade.nodes")
+            assert f"it waits for {name}" in told[0]
+            if is_prepared:
+                shop.root.main.execute("commit prepared 'forgotten'")
+            else:
+                writer.commit()
+        local.pgconn.finish()
+        for other in list(sentinel._links):
+            sentinel._hang_up(other)
+
+    asyncio.run(turn())
+    assert sentinel.note is not None and "waits for" not in sentinel.note
+    with pytest.raises(psycopg.Error, match="takes no inserts"):
+        shop.root.insert({"n": 6})
+    assert "waits" not in shop.root.value("select fence from cascade.nodes")
+
+
+def test_a_writer_that_delays_a_resurrection_is_named(shop: Shop) -> None:
+    wanted = failover(shop.cut_off("s1"), "q", "s1", "s2")
+    shop.carry_out(wanted, **DEAD)
+    wanted = replace(wanted, databases=shop.topology.databases)
+    writer = shop.root.connect(autocommit=False)
+    shop.root.insert({"n": 5}, conn=writer)
+    with pytest.raises(TransientError, match=f"s1 could not be fenced within 0.5 s.*backend {writer.info.backend_pid}"):
+        shop.carry_out(wanted, wait_s=0.5)
+    writer.commit()
+    shop.carry_out(wanted)
+    assert shop.tree() == S2_REIGNS
+    assert shop.root.value("select count(*) from cascade.read_quarantine('q', null, 'held')") == 1
 
 
 def test_a_failover_is_refused_until_everything_is_accepted(shop: Shop) -> None:

@@ -71,6 +71,7 @@ as $$
            'cascade.exchange_terms(text, jsonb, uuid),'
            'cascade.stand_down(text, jsonb, jsonb),'
            'cascade.complete_fence(text),'
+           'cascade.name_writers(text),'
            'cascade.root_duty(text),'
            'cascade.heir_duty(text),'
            'cascade.take_handover(text, uuid, text, bigint, bytea),'
