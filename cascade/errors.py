@@ -27,7 +27,8 @@ CascadeError
 │   ├── BallotError          another promotion is under way                    QC212
 │   ├── ConsumerMovedError   the consumer is at another node                   QC213
 │   ├── ConsumerBusyError    somebody holds its batches                        QC214
-│   └── ConsumerExistsError  the other node has one of that name               QC215
+│   ├── ConsumerExistsError  the other node has one of that name               QC215
+│   └── ForeignSetError      the database belongs to another set of this name  QC216
 ├── ForbiddenError         the role may not do this                            QC301
 ├── PayloadError           not JSON, or larger than the queue takes            QC302, QC303
 ├── FencedError            the queue takes no inserts here; says where it does QC401
@@ -249,6 +250,12 @@ class ConsumerExistsError(ConflictError):
     """The node has a consumer of that name already."""
 
     sqlstate = "QC215"
+
+
+class ForeignSetError(ConflictError):
+    """A database belongs to another set of the same name; nothing was told or learned."""
+
+    sqlstate = "QC216"
 
 
 class ForbiddenError(CascadeError):

@@ -11,20 +11,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, LiteralString
 
 from psycopg.types.json import Jsonb
 
-from cascade.errors import CascadeError, DirtyError, DivergedError, UnsafeError
+from cascade.errors import CascadeError, DirtyError, DivergedError, TransientError, UnsafeError
+from cascade.node.home import check_set
 from cascade.node.survey import Links
 from cascade.topology import steps as s
 
 log = logging.getLogger("cascade.node.comeback")
 
-EXCHANGE: LiteralString = "select cascade.exchange_terms(%s, %s)"
-TERMS: LiteralString = "select cascade.describe_set(%s)->'terms'"
+EXCHANGE: LiteralString = "select cascade.exchange_terms(%s, %s, %s)"
+DESCRIBE: LiteralString = "select cascade.describe_set(%s)"
 STAND_DOWN: LiteralString = "select cascade.stand_down(%s, %s, %s)"
 COMPLETE: LiteralString = "select cascade.complete_fence(%s)"
+WRITERS: LiteralString = "select cascade.name_writers(%s)"
 DEMOTE: LiteralString = "select cascade.demote(%s, %s, %s)"
 CHAINS: LiteralString = "select cascade.list_chains(%s, %s)"
 COMMON: LiteralString = "select cascade.last_common(%s, %s)"
@@ -42,14 +45,26 @@ CHUNK = 10_000
 async def stand_down(links: Links, node: str, root: str, wait_s: float) -> Jsonb:
     """Tell a node what the root knows, and fence it if it was a root; return the members as the root has them.
 
-    The fence waits for open writers, and holds new ones back meanwhile; after `wait_s` it is given up and can be tried
-    again.
+    The fence waits for open writers, and holds new ones back meanwhile; after `wait_s` that is given up, with the names
+    of those that write, and can be tried again.
     """
-    mine = await links.call(node, TERMS, links.set)
-    known = await links.call(root, EXCHANGE, links.set, Jsonb(mine))
+    mine = await links.call(node, DESCRIBE, links.set)
+    found = await links.call(root, EXCHANGE, links.set, Jsonb(mine["terms"]), mine["set_uid"])
+    known = check_set(found, links.set, mine["set_uid"])
     members = Jsonb(known["members"])
     await links.call(node, STAND_DOWN, links.set, Jsonb(known["terms"]), members)
-    await links.call(node, COMPLETE, links.set, timeout_s=wait_s)
+    try:
+        await links.call(node, COMPLETE, links.set, timeout_s=wait_s)
+    except TransientError as error:
+        writers = None
+        with suppress(CascadeError):
+            writers = await links.call(node, WRITERS, links.set)
+        if writers is None:
+            raise
+        raise TransientError(
+            f"{node} could not be fenced within {wait_s:g} s: it is being written to by {writers}",
+            hint="End the transaction that is named, then run this again; or wait longer: --wait.",
+        ) from error
     return members
 
 

@@ -124,8 +124,8 @@ class Executor:
             case s.CloseBallots():
                 await reign.close_ballots(links, step)
             case s.Promote():
-                others = [view for view in self.observed.views.values() if view.is_carrier]
-                await reign.promote(links, step, {**plan.facts, "document": plan.document}, others)
+                facts = {**plan.facts, "document": plan.document}
+                await reign.promote(links, step, facts, self.observed.views.values())
             case s.ResetLeaf():
                 self.outcome.reports.append(await comeback.reset_leaf(links, step))
             case s.SwitchProvider():

@@ -10,7 +10,7 @@ from typing import Any, LiteralString, Self
 from psycopg.types.json import Jsonb
 
 from cascade.db import AsyncConnection, connect, translated
-from cascade.errors import BY_SQLSTATE, JoinError, MemberNotFoundError
+from cascade.errors import BY_SQLSTATE, ForeignSetError, JoinError, MemberNotFoundError
 from cascade.node.pipe import deadline
 from cascade.topology import Topology, expand
 
@@ -152,6 +152,16 @@ class Home:
             return await self.join(local, provider, await self.describe(local))
         me = me if generation == me.generation else await self.describe(local)
         return me, f"cascade_tick_{found['queue_id']}"
+
+
+def check_set(answer: dict[str, Any], set_name: str, set_uid: str) -> dict[str, Any]:
+    """Return what another node said of its terms, or raise that it belongs to another set of this name."""
+    if answer["set_uid"] != set_uid:
+        raise ForeignSetError(
+            f"node {answer['node']} belongs to set {set_name} of uid {answer['set_uid']}, not {set_uid}",
+            hint="Two sets have one name: mend the DSN that leads there.",
+        )
+    return answer
 
 
 def join_error(answer: str, detail: str) -> JoinError:

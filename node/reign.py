@@ -26,7 +26,7 @@ from cascade.node.enroll import switch
 from cascade.node.heir import Heir
 from cascade.node.home import GENERATION
 from cascade.node.pipe import carry_arrays, set_up_reader
-from cascade.node.survey import Links
+from cascade.node.survey import DESCRIBE_SET, Links
 from cascade.topology import steps as s
 from cascade.topology.observe import View
 
@@ -40,6 +40,7 @@ WITHDRAW: LiteralString = "select cascade.withdraw_handover(%s, %s)"
 OPEN_BALLOT: LiteralString = "select cascade.open_ballot(%s, %s, %s, %s, %s, %s, %s)"
 CLOSE_BALLOT: LiteralString = "select cascade.close_ballot(%s, %s, %s)"
 PROMOTE: LiteralString = "select cascade.promote(%s, %s, %s, %s, %s, %s, %s)"
+EXCHANGE: LiteralString = "select cascade.exchange_terms(%s, %s, %s)"
 COMPLETE: LiteralString = "select cascade.complete_fence(%s)"
 
 #: One try to raise the fence keeps writers waiting no longer than this.
@@ -48,6 +49,8 @@ FENCE_WAIT_S = 0.3
 LOOK_S = 0.02
 #: A daemon that is alive has done something by then.
 GRACE_S = 1.0
+#: Who has taken the reign has opened its term by then, or is in trouble.
+TAKEN_S = 10.0
 #: Nothing was copied for so long: it will not get better.
 STUCK_S = 30.0
 
@@ -101,7 +104,7 @@ async def offer(links: Links, step: s.Offer) -> None:
 async def await_promotion(links: Links, step: s.AwaitPromotion, wait_s: float) -> None:
     """Wait until the target reigns; after `wait_s` the offer is withdrawn, if it was not taken.
 
-    A target that is lost meanwhile is waited for, too: writers are waiting, and somebody has to end that.
+    One that took it and does not reign yet is waited for as long again, and for TAKEN_S at least: it may be on its way.
     """
     began_at = helped_at = time.monotonic()
     generation: int | None = None
@@ -121,6 +124,12 @@ async def await_promotion(links: Links, step: s.AwaitPromotion, wait_s: float) -
             raise TransientError(
                 f"{step.node} did not take the reign within {wait_s:g} s; {step.old} goes on in a new term",
                 hint=f"See why {step.node} does not copy: cascade status.",
+            )
+        if time.monotonic() - began_at > wait_s + max(wait_s, TAKEN_S):
+            raise TransientError(
+                f"{step.node} has taken the reign from {step.old}, and does not reign; nobody can write meanwhile",
+                hint=f"Have it answer, and run this again.  If it is lost: "
+                f"cascade failover {links.set} --dead {step.node} --dry-run shows what that would mean.",
             )
         await asyncio.sleep(LOOK_S)
 
@@ -221,12 +230,13 @@ async def close_ballots(links: Links, step: s.CloseBallots) -> None:
         await links.call(node, CLOSE_BALLOT, links.set, step.number, step.uid)
 
 
-async def promote(links: Links, step: s.Promote, facts: Mapping[str, Any], others: Iterable[View]) -> None:
+async def promote(links: Links, step: s.Promote, facts: Mapping[str, Any], surveyed: Iterable[View]) -> None:
     """Make a carrier the root, unless another promotion was announced to it, or this one taken back, meanwhile.
 
-    It is told where the others stand, now that those who were asked copy nothing: some may be beside the fork.
+    It is told where the others stand, now that those who were asked copy nothing: some may be beside the fork.  And it
+    must know the terms that it ends, or its own would stand beside them: whoever knows one teaches it.
     """
-    views = {view.node: view for view in others}
+    views = {view.node: view for view in surveyed}
     for node in step.nodes:
         views[node] = await links.view(node)
     if unbound := [node for node in step.nodes if all(ballot.uid != step.uid for ballot in views[node].ballots)]:
@@ -241,9 +251,13 @@ async def promote(links: Links, step: s.Promote, facts: Mapping[str, Any], other
             f"set {links.set}: {other.candidate} is about to be promoted, too, under number {other.number}",
             hint="Somebody else fails over at the same time: plan again.",
         )
+    teachers = {term.uid: other.node for other in views.values() for term in other.terms}
+    for teacher in sorted({teachers[uid] for uid in teachers.keys() - {term.uid for term in view.terms}}):
+        known = await links.call(teacher, DESCRIBE_SET, links.set)
+        await links.call(step.node, EXCHANGE, links.set, Jsonb(known["terms"]), view.set_uid)
     if view.role.is_root:
         await links.call(step.node, COMPLETE, links.set)
-    positions = {name: [view.tick.tick_id, view.tick.chain] for name, view in views.items()}
+    positions = {name: [other.tick.tick_id, other.tick.chain] for name, other in views.items() if other.is_carrier}
     told = Jsonb({**facts, "positions": positions})
     arguments = (step.uid, step.number, step.cause, *place(step.fork), told)
     await links.call(step.node, PROMOTE, links.set, *arguments)

@@ -18,20 +18,23 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg.types.json import Jsonb
 
-from cascade.db import AsyncConnection, connect
-from cascade.errors import CascadeError
-from cascade.node.home import Home
+from cascade.db import AsyncConnection, connect, translated
+from cascade.errors import CascadeError, ForeignSetError
+from cascade.node.home import Home, check_set
 from cascade.node.pipe import deadline
 from cascade.node.signals import Wakeups
 
 log = logging.getLogger("cascade.node.sentinel")
 
 DUTY: LiteralString = "select cascade.root_duty(%s)"
-EXCHANGE: LiteralString = "select cascade.exchange_terms(%s, %s)"
+EXCHANGE: LiteralString = "select cascade.exchange_terms(%s, %s, %s)"
 STAND_DOWN: LiteralString = "select cascade.stand_down(%s, %s, %s)"
 COMPLETE: LiteralString = "select cascade.complete_fence(%s)"
+WRITERS: LiteralString = "select cascade.name_writers(%s)"
 RENEW: LiteralString = "select cascade.renew_term(%s)"
 DEMOTE: LiteralString = "select cascade.demote(%s, %s, %s)"
+#: Whoever a fence waits for is looked up so often.
+NAME_EVERY_S = 1.0
 OTHERS: LiteralString = (
     "select coalesce(array_agg(m.node order by m.node_no), '{}') from cascade.members as m"
     " where m.set = %s and not m.is_here and m.state <> 'dropped'"
@@ -48,6 +51,8 @@ class Sentinel:
         self.turned_at: float | None = None
         self.note: str | None = None
         self._links: dict[str, AsyncConnection] = {}
+        #: Members at whose address another set of this name is.
+        self._strangers: dict[str, str] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
         """Ask until `stop` is set."""
@@ -70,14 +75,15 @@ class Sentinel:
             return
         duty = await self._ask_others(local, duty)
         fence = duty["fence"]
-        self.note = None if fence is None else f"fenced: {fence['detail'] or fence['cause']}"
+        notes = [] if fence is None else [f"fenced: {fence['detail'] or fence['cause']}"]
+        self.note = "; ".join([*notes, *self._strangers.values()]) or None
         if duty["is_range_ending"]:
             await self.home.call(local, RENEW, self.home.set)
         if fence is None or fence["cause"] == "operation":
             return
         if not fence["is_up"]:
             log.warning("set %s: node %s stands down: %s", self.home.set, duty["node"], fence["detail"])
-            await self._complete(local)
+            await self._complete(local, self.note or "")
             duty = await self.home.call(local, DUTY, self.home.set)
         if duty["is_clean"]:
             await self._follow(local, duty)
@@ -85,7 +91,8 @@ class Sentinel:
     async def _ask_others(self, local: AsyncConnection, duty: dict[str, Any]) -> dict[str, Any]:
         """Exchange terms with every member that answers, and compare them with ours; return the duty then."""
         others = await self.home.call(local, OTHERS, self.home.set)
-        answers = await asyncio.gather(*(self._ask(local, other, duty["terms"]) for other in others))
+        answers = await asyncio.gather(*(self._ask(local, other, duty) for other in others))
+        self._strangers = {other: told for other, told in self._strangers.items() if other in others}
         is_over = duty["fence"] is not None and duty["fence"]["cause"] == "over"
         for answer in answers:
             # The new root also says where it is, for those who are refused here.
@@ -94,33 +101,78 @@ class Sentinel:
                 await self.home.call(local, STAND_DOWN, *arguments)
         return dict(await self.home.call(local, DUTY, self.home.set))
 
-    async def _ask(self, local: AsyncConnection, other: str, terms: list[Any]) -> dict[str, Any] | None:
-        """Exchange terms with one member, over a link that is kept; None when it does not answer."""
+    async def _ask(self, local: AsyncConnection, other: str, duty: dict[str, Any]) -> dict[str, Any] | None:
+        """Exchange terms with one member, over a link that is kept; None when it does not answer, or is none."""
         try:
             async with asyncio.timeout(self._ask_timeout_s):
                 if other not in self._links:
                     address = await self.home.address(local, other)
                     self._links[other] = await connect(address, service=f"{self.home.set}/sentinel")
                 conn = self._links[other]
-                with deadline(self._ask_timeout_s, conn):
-                    row: Any = await (await conn.execute(EXCHANGE, (self.home.set, Jsonb(terms)))).fetchone()
+                arguments = (self.home.set, Jsonb(duty["terms"]), duty["set_uid"])
+                with translated(), deadline(self._ask_timeout_s, conn):
+                    row: Any = await (await conn.execute(EXCHANGE, arguments)).fetchone()
+                found = check_set(dict(row[0]), self.home.set, duty["set_uid"])
+        except ForeignSetError as error:
+            if other not in self._strangers:
+                log.warning("set %s: the address of %s is wrong: %s", self.home.set, other, error)
+            self._strangers[other] = f"the address of {other} leads to another set of this name"
+            self._hang_up(other)
+            return None
         except (CascadeError, psycopg.Error, OSError, TimeoutError) as error:
             log.debug("set %s: %s was not asked whether we reign: %s", self.home.set, other, error)
             self._hang_up(other)
             return None
-        return dict(row[0])
+        self._strangers.pop(other, None)
+        return found
 
     def _hang_up(self, other: str) -> None:
         if (conn := self._links.pop(other, None)) is not None:
             conn.pgconn.finish()
 
-    async def _complete(self, local: AsyncConnection) -> None:
-        """Raise the trigger.  It waits for open writers, however long: waiting, it holds back new ones."""
-        await local.execute(COMPLETE, (self.home.set,))
+    async def _complete(self, local: AsyncConnection, note: str) -> None:
+        """Raise the trigger.  It waits for open writers, however long: waiting, it holds back new ones.
+
+        They are named meanwhile, in the note and the log: one that idles, or is prepared, somebody has to end.
+        """
+        failure: psycopg.Error | None = None
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(self._name_writers(note), name=f"{self.name}/writers")
+            try:
+                await local.execute(COMPLETE, (self.home.set,))
+            except psycopg.Error as error:
+                failure = error  # as it is, not in the group's wrapping
+            finally:
+                watch.cancel()
+        if failure is not None:
+            raise failure
+        self.note = note or None
+
+    async def _name_writers(self, note: str) -> None:
+        """Say again and again whom the fence waits for, over a link of its own; that this fails stops nothing."""
+        conn: AsyncConnection | None = None
+        logged = False
+        try:
+            while True:
+                await asyncio.sleep(NAME_EVERY_S)
+                try:
+                    if conn is None or conn.closed:
+                        conn = await self.home.connect("sentinel-writers")
+                    found = await self.home.call(conn, WRITERS, self.home.set)
+                except (CascadeError, psycopg.Error, OSError, TimeoutError) as error:
+                    log.debug("set %s: it is not known whom the fence waits for: %s", self.home.set, error)
+                    continue
+                self.note = f"{note}; the fence waits for {found}" if found else note
+                if found and not logged:
+                    log.warning("set %s: the fence waits for %s", self.home.set, found)
+                    logged = True
+        finally:
+            if conn is not None:
+                conn.pgconn.finish()
 
     async def _follow(self, local: AsyncConnection, duty: dict[str, Any]) -> None:
         """Become a branch of the new root; nothing lies beyond the fork."""
-        answer = await self._ask(local, duty["heir"], duty["terms"])
+        answer = await self._ask(local, duty["heir"], duty)
         if answer is not None and answer["role"] == "root":
             await self.home.call(local, DEMOTE, self.home.set, duty["heir"], Jsonb(answer["members"]))
             log.warning("set %s: node %s is a branch of %s now", self.home.set, duty["node"], duty["heir"])

@@ -17,6 +17,7 @@ import psycopg
 from cascade.db import AsyncConnection, connect, translated
 from cascade.errors import (
     CascadeError,
+    ForeignSetError,
     MemberNotFoundError,
     NodeNotFoundError,
     QueueNotFoundError,
@@ -36,7 +37,10 @@ DEAD_S = 1.0
 async def survey(
     topology: Topology, set_name: str, *, timeout_s: float = 5.0, dead: frozenset[str] = frozenset()
 ) -> Observed:
-    """Ask every database of a set, and members that only the databases know; the dead are not waited for long."""
+    """Ask every database of a set, and members that only the databases know; the dead are not waited for long.
+
+    Raise ForeignSetError when the file leads to two sets of one name: nothing that is known of one holds for the other.
+    """
     nodes = topology.sets[set_name].nodes.values()
 
     async def ask_all(addresses: Mapping[str, str]) -> dict[str, Answer]:
@@ -47,10 +51,32 @@ async def survey(
 
     answers = await ask_all({node.name: dsn_of(topology, node.database) for node in nodes})
     known = Observed.build(set_name, answers)
+    check_one_set(known)
     others = {name: known_address(known, name) for name in known.members if name not in answers}
     live = {name: dsn for name, dsn in others.items() if dsn and known.members[name].state == "live"}
-    more = await ask_all(live)
+    more = {name: _own(answer, known) for name, answer in (await ask_all(live)).items()}
     return Observed.build(set_name, {**answers, **more}) if more else known
+
+
+def check_one_set(observed: Observed) -> None:
+    """Raise ForeignSetError when the databases of a file belong to different sets of one name."""
+    sets: dict[str, list[str]] = {}
+    for name, view in observed.views.items():
+        sets.setdefault(view.set_uid, []).append(name)
+    if len(sets) > 1:
+        told = "; ".join(f"{', '.join(names)}: set {uid}" for uid, names in sets.items())
+        raise ForeignSetError(
+            f"set {observed.set}: its databases belong to different sets of one name. {told}",
+            hint="Mend the DSN in the file that leads to the other one.",
+        )
+
+
+def _own(answer: Answer, known: Observed) -> Answer:
+    """Return what a member that the file does not have says, or that another set is where it told to be."""
+    uids = {view.set_uid for view in known.views.values()}
+    if isinstance(answer, Mapping) and str(answer["set_uid"]) not in uids:
+        return "where it told to be is another set of this name"
+    return answer
 
 
 async def _ask(dsn: str, set_name: str, timeout_s: float) -> Answer:

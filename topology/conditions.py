@@ -36,6 +36,19 @@ class Condition:
         }
         return cls(node=view.node, **{name: known[name] for name in names})  # type: ignore[arg-type]
 
+    @property
+    def text(self) -> str:
+        """Return it for people, on one line; of a uid as much as tells terms apart."""
+        role = {None: "", "root": "the root", "combined-root": "the combined-root"}.get(self.role, f"a {self.role}")
+        what = f"{role} of {self.provider}" if role and self.provider else role
+        where = [
+            f"in term {self.term_uid.partition('-')[0]}" if self.term_uid else None,
+            f"at tick {self.tick_id}" if self.tick_id is not None else None,
+            f"at tick {self.at_least} or beyond" if self.at_least is not None else None,
+            f"in generation {self.generation}" if self.generation is not None else None,
+        ]
+        return f"{self.node} is {' '.join(filter(None, [what, ', '.join(filter(None, where))]))}"
+
     def objections(self, observed: Observed) -> list[str]:
         """Return what is otherwise now."""
         view = observed.views.get(self.node)

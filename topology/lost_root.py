@@ -15,7 +15,7 @@ from cascade.topology.model import Set
 from cascade.topology.observe import Ballot, Observed, View
 from cascade.topology.sketch import Sketch
 from cascade.topology.steps import CatchUp, CloseBallots, OpenBallots, Promote
-from cascade.topology.terms import TERM_SPAN, Tick, left_at
+from cascade.topology.terms import TERM_SPAN, Tick, left_at, path
 
 #: Answers that keep a node from being promoted: it has something of its own, or is none of the set's.
 UNFIT = ("dropped", "dirty", "conflict", "diverged")
@@ -25,12 +25,12 @@ def carriers(observed: Observed) -> list[View]:
     """Return the branches that could be promoted, the most advanced first.
 
     Where the root's database lost its tail, those come first that it refused: they have the tail.  If there is
-    none, that root can go on by itself, in a new term.
+    none, that root can go on by itself, in a new term.  So can one that gave its reign to a node which is lost.
     """
     found = [view for view in observed.views.values() if view.is_carrier and not view.role.is_root]
     found = [view for view in found if not view.is_dirty and view.answer not in UNFIT]
     found = [view for view in found if left_at(view.tick, observed.terms, observed.tip) is None]
-    if observed.root is not None and observed.root.is_rewound:
+    if observed.root is not None and (observed.root.is_rewound or observed.root.has_given_away):
         found = [observed.root, *found]
     return sorted(found, key=lambda view: _advance(view, observed), reverse=True)
 
@@ -72,7 +72,7 @@ def unfit(sketch: Sketch, target: str) -> tuple[str, str] | None:
     if view.is_rewound and target == sketch.observed.tip.node:
         best = carriers(sketch.observed)[0]
         return None if best is view else (f"{best.node} has what its database lost", f"name {best.node}")
-    if view.role.is_root:
+    if view.role.is_root and not (target == sketch.observed.tip.node and lost_heir(sketch)):
         return "it was the root before and is not back yet", f"cascade resurrect {name} {target}"
     member = sketch.observed.members.get(target)
     if member is not None and member.state != "live":
@@ -84,6 +84,16 @@ def unfit(sketch: Sketch, target: str) -> tuple[str, str] | None:
     return None
 
 
+def lost_heir(sketch: Sketch) -> str | None:
+    """Return who took the reign from the root and is given up without an answer; None when there is nobody like that.
+
+    The heir may have reigned, and taken inserts, of which nobody knows.
+    """
+    root = sketch.observed.root
+    heir = root.offer.target if root is not None and root.offer is not None and root.has_given_away else None
+    return heir if heir in sketch.request.dead and heir in sketch.observed.silent else None
+
+
 def fail_over(sketch: Sketch) -> bool:
     """Plan a failover; the refusals say what has to be accepted."""
     target, tip = sketch.wanted.root.name, sketch.observed.tip
@@ -93,11 +103,11 @@ def fail_over(sketch: Sketch) -> bool:
         return False
     best = carriers(sketch.observed)[0]
     if best.tick.term_uid != tip.uid:
-        fact = f"nobody who answers has anything of the term {tip.uid} of {tip.node}"
-        sketch.refuse(fact, f"bring {tip.node} back, or a node that copied from it")
-        return False
+        sketch.warn(f"nobody who answers has anything of the term {tip.uid} of {tip.node}: bring it back if you can")
     if is_hindered_by_a_ballot(sketch, target):
         return False
+    if heir := lost_heir(sketch):
+        sketch.warn(f"{heir} took the reign and may have opened its term: if it returns, that would be a conflict")
     sketch.fork = best.tick
     sketch.loss = loss_at(best.tick, sketch.observed)
     for fact, remedy in not_accepted(sketch, best):
@@ -114,7 +124,7 @@ def fail_over(sketch: Sketch) -> bool:
 
 def not_accepted(sketch: Sketch, best: View) -> Iterator[tuple[str, str]]:
     """Yield what the operator has to accept before this failover, and has not."""
-    request, observed, root = sketch.request, sketch.observed, sketch.observed.tip.node
+    request, observed, root = sketch.request, sketch.observed, lost_heir(sketch) or sketch.observed.tip.node
     if root not in request.dead:
         yield f"the root {root} is lost: {lost_because(sketch)}", f"--dead {root} if so"
     for name in sorted(request.without & set(observed.views)):
@@ -228,13 +238,19 @@ def is_hindered_by_a_ballot(sketch: Sketch, target: str) -> bool:
 
 def loss_at(fork: Tick, observed: Observed) -> Loss:
     """Return what may be lost if everything after a tick is: counted as far as anybody knows, and no further."""
-    number = fork.tick_id // TERM_SPAN
-    rows = {view.node: view.tick for view in observed.views.values() if view.tick.term_uid == fork.term_uid}
-    counted = max([fork, *rows.values()], key=lambda tick: tick.tick_id)
+    # Usually the fork lies in the last term; the later ones are lost from their first tick on.
+    way = path(observed.terms, observed.tip.uid)
+    later = way[: next((n for n, term in enumerate(way) if term.uid == fork.term_uid), 0)]
+    numbers = {fork.tick_id // TERM_SPAN, *(term.number for term in later)}
+    rows = [*(view.tick for view in observed.views.values()), *(term.fork for term in later if term.fork)]
+    known = [row for row in rows if row.term_uid == fork.term_uid]
+    counted = max([fork, *known], key=lambda tick: tick.tick_id)
     heard = {name: observed.heard_of(name) or 0 for name in {*observed.members, *observed.views}}
     told = [view.highest_told or 0 for view in observed.views.values()]
-    ids = [tick_id for tick_id in (*heard.values(), *told) if tick_id // TERM_SPAN == number]
-    closed = any(v.handover and v.handover.closing_tick == fork.tick_id for v in observed.views.values())
+    ids = [tick_id for tick_id in (*heard.values(), *told) if tick_id // TERM_SPAN in numbers]
+    # An offer that somebody who does not answer may have taken closes nothing: that one may reign.
+    offers = [v.handover for v in observed.views.values() if v.handover and v.handover.closing_tick == fork.tick_id]
+    closed = not later and any(offer.target in observed.views for offer in offers)
     return Loss(
         fork=fork.tick_id,
         at_most=max(0, counted.event_seq - fork.event_seq),

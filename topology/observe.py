@@ -133,11 +133,21 @@ class View:
         return self.role.is_root and self.fence is not None and self.fence.cause == "rewound"
 
     @property
+    def is_in_conflict(self) -> bool:
+        """Whether it is a root that stopped because of a term beside its own, which nobody has decided, or told it."""
+        return self.role.is_root and self.fence is not None and self.fence.cause == "conflict"
+
+    @property
     def offer(self) -> Handover | None:
         """Return the offer by which its own term ended, unless that was withdrawn."""
         found = self.handover
         is_open = found is not None and found.state in ("offered", "taken") and found.term_uid == self.term_uid
         return found if is_open else None
+
+    @property
+    def has_given_away(self) -> bool:
+        """Whether it is a root whose heir took the reign; of the heir's own term nothing has come here."""
+        return self.role.is_root and self.offer is not None and self.offer.state == "taken"
 
     @classmethod
     def parse(cls, found: Mapping[str, Any]) -> Self:

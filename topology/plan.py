@@ -56,9 +56,13 @@ def hindrances(wanted: Set, observed: Observed, request: Request) -> Iterator[tu
     known = {*wanted.nodes, *observed.members, *observed.views}
     for name in sorted((request.dead | request.without) - known):
         yield f"it has no node {name!r}", did_you_mean(name, known, f"known are {', '.join(sorted(known))}")
-    if len(observed.tips) != 1 or any(v.fence and v.fence.cause == "conflict" for v in observed.views.values()):
+    in_conflict = [name for name, view in observed.views.items() if view.is_in_conflict]
+    if len(observed.tips) != 1:
         terms = ", ".join(f"{term.uid} of {term.node}" for term in observed.tips)
         yield f"it is split between the terms {terms}", f"cascade resolve {wanted.name} --keep UID ends one of them"
+    elif in_conflict:
+        fact = f"{', '.join(in_conflict)} stopped in a conflict and has not heard that {observed.tip.uid} was kept"
+        yield fact, f"cascade resolve {wanted.name} --keep {observed.tip.uid} goes on with that"
     yield from old_file(wanted, observed)
     for name, view in observed.views.items():
         node = wanted.nodes.get(name)

@@ -1,4 +1,4 @@
-"""A plan for people: the tree as it is and as it will be, the steps, what they cost, and what stands against them."""
+"""A plan for people: the tree as it is and as it will be, the steps with what they need, and what it may cost."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ def plan_lines(plan: Plan, wanted: Set, observed: Observed) -> Iterator[str]:
         yield f"\n{plan.kind}:"
         for number, step in enumerate((step for step in plan.steps if not step.is_note), 1):
             yield f"  {number:2}. {step.text}"
+            if step.before:
+                yield f"        if {'; '.join(condition.text for condition in step.before)}"
         yield from (f"   -  {step.text}" for step in plan.steps if step.is_note)
     elif not plan.refusals:
         yield "\nnothing to do"

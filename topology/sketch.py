@@ -11,7 +11,7 @@ from cascade.topology.decision import Loss, Plan, Refusal, Request
 from cascade.topology.model import Set
 from cascade.topology.observe import Observed, View
 from cascade.topology.steps import Step
-from cascade.topology.terms import Tick, is_past, left_at
+from cascade.topology.terms import Term, Tick, left_at
 
 
 @dataclass(kw_only=True)
@@ -59,12 +59,11 @@ class Sketch:
 
     def fork_of(self, view: View) -> Tick | None:
         """Return the fork that a node stands beyond, once the plan is carried out; None while it is on the path."""
-        tip = self.observed.tip
-        if found := left_at(view.tick, self.observed.terms, tip):
-            return found
-        if self.fork and view.tick.term_uid == self.fork.term_uid and is_past(view.tick, self.fork):
-            return self.fork
-        return None
+        terms, tip = self.observed.terms, self.observed.tip
+        if self.fork is not None:
+            made = Term(uid=self.uid, number=0, node=self.wanted.root.name, parent_uid=tip.uid, fork=self.fork)
+            terms, tip = {**terms, made.uid: made}, made
+        return left_at(view.tick, terms, tip)
 
     def cannot_provide(self, provider: str, node: str) -> str | None:
         """Return why a node should not copy from another one now; None when it can.

@@ -3,6 +3,7 @@
 the file's root is the root        ──> nothing, or an operation left behind is ended
 it is another, the root answers    ──> switchover: fence, offer, the target takes the reign
 it is another, the root is lost    ──> failover: catch up, ballots, promote at the best tick
+the heir took the reign and is lost ─> failover: the old root, or a carrier, goes on at the closing tick
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from cascade.topology.conditions import Condition
-from cascade.topology.lost_root import close_old_ballots, fail_over, is_hindered_by_a_ballot, unfit
-from cascade.topology.observe import Observed, View
+from cascade.topology.lost_root import close_old_ballots, fail_over, is_hindered_by_a_ballot, lost_heir, unfit
+from cascade.topology.observe import Handover, Observed, View
 from cascade.topology.sketch import Sketch
 from cascade.topology.steps import Abort, AwaitPromotion, Demote, Fence, Offer, SwitchProvider
 
@@ -23,6 +24,8 @@ def succeed(sketch: Sketch) -> bool:
     """Plan who is root; False when that is refused so that there is no point in going on."""
     root = sketch.observed.root
     close_old_ballots(sketch)
+    if lost_heir(sketch):
+        return fail_over(sketch)
     if sketch.observed.tip.node == sketch.wanted.root.name:
         return keep(sketch, root)
     if root is not None and reigns(root, sketch.observed):
@@ -59,7 +62,7 @@ def end_operation(sketch: Sketch, root: View) -> bool:
     handover, target = root.offer, root.operation.target if root.operation else None
     if handover is not None and handover.state == "taken":
         fact = f"{handover.target} has taken the reign from {root.node}: this only goes forward"
-        sketch.refuse(fact, f"let the file say that {handover.target} is the root")
+        sketch.refuse(fact, f"let the file say that {handover.target} is the root{if_lost(sketch, handover)}")
         return False
     if not is_expired(sketch, root):
         until = root.operation.expires_at if root.operation else None
@@ -70,6 +73,13 @@ def end_operation(sketch: Sketch, root: View) -> bool:
     before = (Condition.of(root, "role", "term_uid"),)
     sketch.steps.append(Abort(node=root.node, op_id=op_id or sketch.op_id, before=before))
     return True
+
+
+def if_lost(sketch: Sketch, handover: Handover | None) -> str:
+    """Return what to do about an heir that took the reign and does not answer, as the end of a remedy."""
+    if handover is None or handover.state != "taken" or handover.target not in sketch.observed.silent:
+        return ""
+    return f"; if it is lost: cascade failover {sketch.wanted.name} --dead {handover.target} --dry-run"
 
 
 def is_expired(sketch: Sketch, root: View) -> bool:
@@ -83,7 +93,8 @@ def switch_over(sketch: Sketch, root: View) -> bool:
     target = sketch.wanted.root.name
     sketch.kind, sketch.pause_s = "switchover", FENCE_WAIT_S
     if why := unfit(sketch, target):
-        sketch.refuse(f"{target} cannot become the root: {why[0]}", why[1])
+        took = root.offer if root.offer and root.offer.target == target else None
+        sketch.refuse(f"{target} cannot become the root: {why[0]}", why[1] + if_lost(sketch, took))
         return False
     if root.node in sketch.request.dead:
         sketch.refuse(f"{root.node} answers, and its term is open", f"cascade switchover loses nothing: --to {target}")
@@ -93,10 +104,12 @@ def switch_over(sketch: Sketch, root: View) -> bool:
     if handover is None and not clear_the_way(sketch, root, target):
         return False
     if handover is not None and handover.target != target:
-        fact = f"{root.node} has {handover.state} the reign to {handover.target}"
-        sketch.refuse(
-            fact, f"let the file say that {handover.target} is the root, or {root.node} to withdraw the offer"
-        )
+        fact = f"{root.node} has offered the reign to {handover.target}"
+        if handover.state == "taken":
+            fact = f"{handover.target} has taken the reign from {root.node}"
+        back = "" if handover.state == "taken" else f", or {root.node} to withdraw the offer"
+        remedy = f"let the file say that {handover.target} is the root{back}{if_lost(sketch, handover)}"
+        sketch.refuse(fact, remedy)
         return False
     view = sketch.observed.views[target]
     if handover is None:

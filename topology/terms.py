@@ -99,7 +99,9 @@ def left_at(tick: Tick, terms: Mapping[str, Term], tip: Term) -> Tick | None:
         if term is None or term.fork is None or term.parent_uid is None:
             return way[-1].fork or at
         at, uid = term.fork, term.parent_uid
-    successor = next((term for term in way if term.parent_uid == uid), None)
-    if successor is not None and successor.fork is not None and is_past(at, successor.fork):
-        return successor.fork
-    return None if at is tick else at
+    index = next(number for number, term in enumerate(way) if term.uid == uid)
+    older = {term.uid for term in way[index + 1 :]}
+    # A term may begin in an older one than its parent, of which nobody had a tick: then it cuts off all of its parent.
+    forks = [term.fork for term in way[:index] if term.fork is not None]
+    cuts = [f for f in forks if f.term_uid in older or (f.term_uid == uid and is_past(at, f))]
+    return min(cuts, key=lambda fork: fork.tick_id, default=None if at is tick else at)

@@ -83,7 +83,7 @@ def resolve(
 
     Both were fenced when they heard of one another.  The root of the term that is kept takes inserts again; the other
     one stays fenced, keeps everything, and is brought back by cascade resurrect, its tail in quarantine.  Run it again
-    when a node that did not answer is back.
+    when a node that did not answer is back, or when this was killed: it tells whoever has not heard.
 
     \b
     cascade history orders -f orders.yaml
@@ -96,12 +96,15 @@ def resolve(
         raise ConfigError(f"set {set_name} has no such term", hint=f"Open are {known}.")
     if kept not in observed.tips:
         raise UnsafeError(f"term {kept.number} of {kept.node} is over", hint="Keep one that nothing has ended.")
-    if len(observed.tips) == 1:
+    given_up = [term for term in observed.tips if term is not kept]
+    left = unresolved(observed)
+    if not given_up and not left:
         out.echo_done({"set": set_name, "kept": keep, "nodes": []}, "nothing to resolve", as_json=as_json)
         return
     if not as_json:
-        given_up = ", ".join(f"term {term.number} of {term.node}" for term in observed.tips if term is not kept)
-        click.echo(f"keep term {kept.number} of {kept.node}; give up {given_up}")
+        losing = ", ".join(f"term {term.number} of {term.node}" for term in given_up)
+        rest = f"give up {losing}" if losing else f"the other was given up before, tell {', '.join(left)}"
+        click.echo(f"keep term {kept.number} of {kept.node}; {rest}")
     done: list[str] = []
     if not dry_run:
         operate.confirm(f"set {set_name}: go ahead?", yes=yes, as_json=as_json)
@@ -111,17 +114,27 @@ def resolve(
     out.echo_done({"set": set_name, "kept": keep, "nodes": done, "silent": silent}, message, as_json=as_json)
 
 
+def unresolved(observed: Observed) -> list[str]:
+    """Return the nodes that still stand in a conflict, or have not heard which terms were given up."""
+    given_up = {uid for uid, term in observed.terms.items() if term.voided_by is not None}
+    return [
+        view.node
+        for view in observed.views.values()
+        if view.is_in_conflict or given_up - {term.uid for term in view.terms if term.voided_by is not None}
+    ]
+
+
 async def tell_all(topology: Topology, observed: Observed, keep: str, root: str, reason: str) -> list[str]:
     """Tell every node that answers which term stays: other roots first, then its own, then everybody else."""
     from psycopg.types.json import Jsonb
 
-    from cascade.node.comeback import EXCHANGE, TERMS
+    from cascade.node.comeback import DESCRIBE, EXCHANGE
     from cascade.node.survey import Links
 
     order = sorted(observed.views.values(), key=lambda view: (not view.role.is_root, view.node == root, view.node))
     async with Links(topology, observed) as links:
-        known = [term for view in order for term in await links.call(view.node, TERMS, observed.set)]
+        known = [term for view in order for term in (await links.call(view.node, DESCRIBE, observed.set))["terms"]]
         for view in order:
-            await links.call(view.node, EXCHANGE, observed.set, Jsonb(known))
+            await links.call(view.node, EXCHANGE, observed.set, Jsonb(known), view.set_uid)
             await links.call(view.node, RESOLVE, observed.set, keep, reason)
     return [view.node for view in order]

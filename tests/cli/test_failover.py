@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,14 @@ from typing import Any
 import psycopg
 import pytest
 from click.testing import CliRunner, Result
+from psycopg.types.json import Jsonb
 
+from cascade.cli import reigns
 from cascade.cli.main import main
 from cascade.dev import Server
-from cascade.node import reign
+from cascade.errors import TransientError
+from cascade.node import comeback, heir, reign
+from cascade.node.home import Home
 from cascade.node.survey import Links, survey
 from cascade.topology import load
 from tests.cli.conftest import _database
@@ -244,7 +249,11 @@ def test_an_old_file_is_refused_and_can_be_brought_up_to_date(shop: Shop) -> Non
     assert "nothing to do" in shop.run("plan")
 
 
-def test_two_roots_at_once_are_resolved_by_an_operator(shop: Shop) -> None:
+KEEP = ("--keep", "00000000-0000-0000-0000-000000000102", "--reason", "it has more")
+
+
+def split(shop: Shop) -> None:
+    """Have s2 and s3 be promoted at once, from the same tick; s3 takes an event."""
     [tick] = shop.query("s2", "select cascade.describe_set('orders')->'tick'")
     for node, number in (("s2", 102), ("s3", 103)):
         uid = f"00000000-0000-0000-0000-000000000{number}"
@@ -252,21 +261,140 @@ def test_two_roots_at_once_are_resolved_by_an_operator(shop: Shop) -> None:
         shop.query(node, "select cascade.open_ballot('orders', %s, %s, %s, %s, %s)", number, uid, node, *place)
         shop.query(node, "select cascade.promote('orders', %s, %s, 'failover', %s, %s, '{}')", uid, number, *place)
     shop.insert("s3", 30)
+
+
+def meet(shop: Shop) -> None:
+    """Have both hear of one another, and the first root of one of them: all fence themselves."""
+    for node, other, cause in (("s2", "s3", "conflict"), ("s3", "s2", "conflict"), ("s1", "s2", "over")):
+        [[terms]] = shop.query(other, "select cascade.describe_set('orders')->'terms'")
+        [[found]] = shop.query(node, "select cascade.stand_down('orders', %s)", Jsonb(terms))
+        assert found["cause"] == cause
+        shop.query(node, "select cascade.complete_fence('orders')")
+
+
+def writers(shop: Shop) -> list[str]:
+    """Return the nodes that take an insert."""
+    found = []
+    for node in shop.dsns:
+        with suppress(psycopg.Error):
+            shop.insert(node, 40)
+            found.append(node)
+    return found
+
+
+def test_two_roots_at_once_are_resolved_by_an_operator(shop: Shop) -> None:
+    split(shop)
     assert "it is split between the terms" in shop.run("plan", code=3)
     assert [term["state"] for term in shop.json("history", "orders")] == ["over", "open", "open"]
-    keep = ("--keep", "00000000-0000-0000-0000-000000000102", "--reason", "it has more")
-    assert "give up term 103 of s3" in shop.run("resolve", "orders", *keep, "--dry-run")
+    assert "give up term 103 of s3" in shop.run("resolve", "orders", *KEEP, "--dry-run")
     assert "no such term" in shop.run(
         "resolve", "orders", "--keep", "00000000-0000-0000-0000-000000000999", "--reason", "x", code=2
     )
-    assert "told s1, s3, s2" in shop.run("resolve", "orders", *keep)
-    assert "nothing to resolve" in shop.run("resolve", "orders", *keep)
+    assert "told s1, s3, s2" in shop.run("resolve", "orders", *KEEP)
+    assert "nothing to resolve" in shop.run("resolve", "orders", *KEEP)
     assert [term["state"] for term in shop.json("history", "orders")] == ["over", "open", "given up"]
     shop.run("topology", "export", str(shop.file), "--write")
     assert "resurrect s3" in shop.run("resurrect", "orders", "s3")
     assert shop.query("s3", "select role, provider from cascade.nodes") == [("branch", "s2")]
     [held] = [row for row in shop.json("quarantine", "list", "orders") if row["state"] == "held"]
     assert (held["node"], held["events"]) == ("s3", 1)
+
+
+@pytest.mark.parametrize("has_reigned", [False, True])
+def test_an_heir_that_took_the_reign_and_was_lost_is_given_up(
+    shop: Shop, has_reigned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Home.call
+
+    async def call(home: Home, conn: Any, query: Any, *arguments: Any) -> Any:
+        if query == heir.PROMOTE:
+            raise TransientError("its database is gone")
+        return await whole(home, conn, query, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Home, "call", call)
+        patch.setattr(reign, "TAKEN_S", 0.2)
+        told = shop.run("switchover", "orders", "--to", "s2", "--wait", "0.2", code=1)
+    assert "s2 has taken the reign from s1, and does not reign" in told
+    assert "cascade failover orders --dead s2 --dry-run" in told
+    if has_reigned:
+
+        async def reign_on() -> None:
+            home = Home(set="orders", dsn=shop.dsns["s2"], topology=lambda: load(shop.file))
+            local = await home.connect("heir")
+            await heir.Heir(home).turn(local)
+            local.pgconn.finish()
+
+        asyncio.run(reign_on())
+        shop.insert("s2", 20)
+        shop.query("s2", "select cascade.tick('orders')")
+
+    shop.connect(lost=("s2",))
+    assert "if it is lost: cascade failover orders --dead s2" in shop.run("plan", code=3)
+    [[closing]] = shop.query("s1", "select tick_id from cascade.nodes")
+    accepting = ("failover", "orders", "--dead", "s2", "--fenced-by", "powered off", "--allow-loss", str(closing))
+    shop.run(*accepting)
+    shop.insert("s1", 4)
+    assert shop.query("s1", "select state, pending from cascade.certificates") == [("open", ["s2"])]
+    assert "nothing to do" in shop.run("plan")
+
+    shop.connect()
+    if has_reigned:
+        for node, other in (("s1", "s2"), ("s2", "s1")):
+            [[terms]] = shop.query(other, "select cascade.describe_set('orders')->'terms'")
+            shop.query(node, "select cascade.stand_down('orders', %s)", Jsonb(terms))
+            shop.query(node, "select cascade.complete_fence('orders')")
+        [kept] = [term["uid"] for term in shop.json("history", "orders") if term["cause"] == "failover"]
+        shop.run("resolve", "orders", "--keep", kept)
+        shop.run("resurrect", "orders", "s2")
+        assert shop.query("s1", "select state, tail, held from cascade.certificates") == [("closed", 1, 1)]
+    shop.settle()
+    assert shop.numbers("s1") == shop.numbers("s2") == shop.numbers("s3") == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("before", ["EXCHANGE", "RESOLVE"])
+@pytest.mark.parametrize("told", range(3))
+def test_resolving_goes_on_after_the_tool_was_killed(
+    shop: Shop, told: int, before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies before it has told the first node, between two of them, or in the middle of one."""
+    split(shop)
+    meet(shop)
+    whole, left = Links.call, [told]
+    deadly = {"EXCHANGE": comeback.EXCHANGE, "RESOLVE": reigns.RESOLVE}[before]
+
+    async def call(links: Links, node: str, query: Any, *arguments: Any, **more: Any) -> Any:
+        if query == deadly:
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+        return await whole(links, node, query, *arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Links, "call", call)
+        assert shop.invoke("resolve", "orders", *KEEP).exit_code == 130
+    # The losing roots are told first, so that there are never two writers.
+    assert writers(shop) == []
+    if told > 0:
+        # The file says s1 still; what has to be done first is said all the same.
+        assert "--keep 00000000-0000-0000-0000-000000000102" in shop.run("plan", code=3)
+    assert "told s1, s3, s2" in shop.run("resolve", "orders", *KEEP)
+    assert writers(shop) == ["s2"]
+    [pending] = shop.query("s2", "select pending from cascade.certificates")
+    assert pending == (["s1", "s3"],), "what the term that was given up had is accounted for"
+    assert "nothing to resolve" in shop.run("resolve", "orders", *KEEP)
+
+
+@pytest.mark.parametrize("lost", ["s1", "s2", "s3"])
+def test_a_node_that_did_not_answer_is_told_later(shop: Shop, lost: str) -> None:
+    split(shop)
+    meet(shop)
+    shop.connect(lost=(lost,))
+    shop.run("resolve", "orders", *KEEP)
+    shop.connect()
+    assert "told" in shop.run("resolve", "orders", *KEEP)
+    assert writers(shop) == ["s2"]
+    assert "nothing to resolve" in shop.run("resolve", "orders", *KEEP)
 
 
 def test_somebody_at_a_terminal_is_asked(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,7 @@ FUNCTIONS: list[tuple[str, str, dict[str, str]]] = [
             "exchange_terms": "Returns the terms anew.",
             "stand_down": "Returns the same.",
             "complete_fence": "Returns false.",
+            "name_writers": "Returns what is so now.",
             "demote": "Returns the same.",
             "root_duty": "Returns what is to be done now.",
             "heir_duty": "Returns what is to be done now.",

@@ -15,11 +15,15 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 from psycopg.types.json import Jsonb
 
-from cascade.errors import BallotError, MovedOnError, OperationError, TransientError, UnsafeError
-from cascade.node import reign
+from cascade.errors import BallotError, ForeignSetError, MovedOnError, OperationError, TransientError, UnsafeError
+from cascade.node import comeback, reign
+from cascade.node import sentinel as sentinel_module
 from cascade.node.executor import Executor, Outcome
+from cascade.node.home import Home
+from cascade.node.sentinel import Sentinel
 from cascade.node.survey import Links, survey
 from cascade.topology import Database, Node, Role, Set, Topology
 from cascade.topology import steps as s
@@ -150,6 +154,69 @@ def test_a_survey_says_what_every_database_says(shop: Shop) -> None:
     assert observed.views["s2"].tick.tick_id == shop.root.position()
     nobody = replace(shop.topology, sets={"other": replace(shop.topology.sets["q"], name="other")})
     assert asyncio.run(survey(nobody, "other")).missing == {"s1", "s2", "s3", "s4"}
+
+
+@pytest.fixture
+def stranger(shop: Shop) -> Iterator[Any]:
+    """The root of another set that has the same name."""
+    with Nodes.fresh(shop.nodes._backend) as nodes:
+        yield nodes.root()
+
+
+def leading_to(shop: Shop, stranger: Any, node: str) -> Topology:
+    """Return the topology with a node's address leading to another set of the same name."""
+    databases = {**shop.topology.databases, node: Database(name=node, dsn=stranger.dsn)}
+    return replace(shop.topology, databases=databases)
+
+
+def test_a_root_is_not_fenced_by_another_set_of_its_name(shop: Shop, stranger: Any) -> None:
+    topology = leading_to(shop, stranger, "s3")
+    sentinel = Sentinel(Home(set="q", dsn=shop.root.dsn, topology=lambda: topology))
+
+    async def turn() -> None:
+        local = await sentinel.home.connect("sentinel")
+        try:
+            await sentinel.turn(local)
+        finally:
+            local.pgconn.finish()
+            for other in list(sentinel._links):
+                sentinel._hang_up(other)
+
+    asyncio.run(turn())
+    assert sentinel.note == "the address of s3 leads to another set of this name"
+    shop.root.insert({"n": 5})
+    shop.root.tick()
+    terms = [len(node.describe()["terms"]) for node in (shop.root, shop.s2, stranger)]
+    assert terms == [1, 1, 1], "nobody has learned anything"
+    topology = shop.topology
+    asyncio.run(turn())
+    assert sentinel.note is None
+
+
+def test_what_is_done_to_a_set_is_not_done_to_another_of_its_name(shop: Shop, stranger: Any) -> None:
+    with pytest.raises(ForeignSetError, match=r"different sets of one name.*s3: set"):
+        shop.look(leading_to(shop, stranger, "s3"))
+
+    observed = shop.look()
+
+    async def come_back() -> None:
+        async with Links(leading_to(shop, stranger, "s1"), observed) as links:
+            await comeback.stand_down(links, "s2", "s1", 5.0)
+
+    with pytest.raises(ForeignSetError, match="belongs to set"):
+        asyncio.run(come_back())
+    assert len(shop.s2.describe()["terms"]) == 1
+
+
+def test_a_member_that_moved_out_of_the_file_and_whose_place_another_set_has_is_silent(
+    shop: Shop, stranger: Any
+) -> None:
+    given = psycopg.conninfo.conninfo_to_dict(stranger.dsn)
+    location = {"dsn": make_conninfo(**{key: value for key, value in given.items() if key != "password"})}
+    shop.root.value("select cascade.add_member('q', 's4', 'leaf', %s)", Jsonb(location))
+    nodes = {name: node for name, node in shop.topology.sets["q"].nodes.items() if name != "s4"}
+    topology = replace(shop.topology, sets={"q": replace(shop.topology.sets["q"], nodes=nodes)})
+    assert shop.look(topology).silent == {"s4": "where it told to be is another set of this name"}
 
 
 def test_a_switchover_loses_nothing_and_says_how_long_writers_waited(shop: Shop) -> None:
@@ -418,6 +485,97 @@ def test_the_tool_may_die_at_any_statement(shop: Shop, does_reply: bool, monkeyp
     assert numbers(shop.root) == [0, 1, 2, 3, 4, 5]
     [(state, tail)] = shop.root.rows("select state, tail from cascade.certificates")
     assert (state, tail) == ("closed", 3)
+
+
+@pytest.mark.parametrize("knows", ["s3", "s4"])
+@pytest.mark.parametrize("upto", [None, 0, 1])
+def test_a_successor_that_is_lost_before_anybody_copied_from_it_is_followed(
+    shop: Shop, knows: str, upto: int | None
+) -> None:
+    """s2 follows s1, takes an event and is lost; of its term nothing but the record has come to anybody."""
+    wanted = failover(shop.cut_off("s1"), "q", "s1", "s2")
+
+    def killed(text: str) -> None:
+        if text.startswith("s3 copies from s2"):
+            raise Killed
+
+    plan, observed = shop.plan(wanted, **DEAD)
+    with pytest.raises(Killed):
+        shop.run(wanted, plan, observed, tell=killed)
+    shop.s2.insert({"n": 5})
+    shop.s2.tick()
+    second = shop.s2.describe()
+    told = "select cascade.exchange_terms('q', %s, %s)"
+    shop.nodes.made[knows].value(told, Jsonb(second["terms"]), second["set_uid"])
+
+    databases = shop.cut_off("s1", "s2").databases
+    wanted = replace(failover(wanted, "q", "s2", "s3"), databases=databases)
+    words: dict[str, Any] = {"dead": frozenset({"s2"}), "without": frozenset({"s1"}), "fenced_by": "off"}
+    if upto is not None:
+        with pytest.raises(Killed):
+            shop.carry_out(wanted, upto=upto, **words)
+    shop.carry_out(wanted, **words)
+    shop.s3.insert({"n": 6})
+    assert numbers(shop.s3) == [0, 1, 2, 3, 4, 6]
+    assert shop.s3.rows("select state, pending from cascade.certificates") == [("open", ["s1", "s2"])]
+
+    shop.carry_out(replace(wanted, databases=shop.topology.databases))
+    assert shop.tree() == {"s1": ("branch", "s3"), "s2": ("branch", "s3"), "s3": ("root", None), "s4": ("leaf", "s3")}
+    query = "select r.payload::jsonb->>'n' from cascade.read_quarantine('q', null, 'held') as r order by r.id"
+    assert shop.s2.rows(query) == [("5",)]
+    assert shop.s3.rows("select state, tail, held from cascade.certificates") == [("closed", 1, 1)]
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_writer_that_delays_a_root_that_fences_itself_is_named(
+    shop: Shop, is_prepared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sentinel_module, "NAME_EVERY_S", 0.02)
+    shop.carry_out(failover(shop.cut_off("s1"), "q", "s1", "s2"), **DEAD)
+    writer = shop.root.connect(autocommit=False, application_name="nightly import")
+    shop.root.insert({"n": 5}, conn=writer)
+    name = f"backend {writer.info.backend_pid} (nightly import), open for "
+    if is_prepared:
+        writer.execute("prepare transaction 'forgotten'")
+        name = "prepared transaction 'forgotten', open for "
+    sentinel = Sentinel(Home(set="q", dsn=shop.root.dsn, topology=lambda: shop.topology))
+
+    async def turn() -> None:
+        local = await sentinel.home.connect("sentinel")
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            turning = group.create_task(sentinel.turn(local))
+            while f"the fence waits for {name}" not in (sentinel.note or ""):
+                assert not turning.done()
+                await asyncio.sleep(0.02)
+            [told] = shop.root.rows("select fence from cascade.nodes")
+            assert f"it waits for {name}" in told[0]
+            if is_prepared:
+                shop.root.main.execute("commit prepared 'forgotten'")
+            else:
+                writer.commit()
+        local.pgconn.finish()
+        for other in list(sentinel._links):
+            sentinel._hang_up(other)
+
+    asyncio.run(turn())
+    assert sentinel.note is not None and "waits for" not in sentinel.note
+    with pytest.raises(psycopg.Error, match="takes no inserts"):
+        shop.root.insert({"n": 6})
+    assert "waits" not in shop.root.value("select fence from cascade.nodes")
+
+
+def test_a_writer_that_delays_a_resurrection_is_named(shop: Shop) -> None:
+    wanted = failover(shop.cut_off("s1"), "q", "s1", "s2")
+    shop.carry_out(wanted, **DEAD)
+    wanted = replace(wanted, databases=shop.topology.databases)
+    writer = shop.root.connect(autocommit=False)
+    shop.root.insert({"n": 5}, conn=writer)
+    with pytest.raises(TransientError, match=f"s1 could not be fenced within 0.5 s.*backend {writer.info.backend_pid}"):
+        shop.carry_out(wanted, wait_s=0.5)
+    writer.commit()
+    shop.carry_out(wanted)
+    assert shop.tree() == S2_REIGNS
+    assert shop.root.value("select count(*) from cascade.read_quarantine('q', null, 'held')") == 1
 
 
 def test_a_failover_is_refused_until_everything_is_accepted(shop: Shop) -> None:

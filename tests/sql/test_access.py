@@ -104,6 +104,7 @@ CALLS = {
     "raise_fence": f"cascade.raise_fence('{{q}}', '{UID}')",
     "drop_fence": f"cascade.drop_fence('{{q}}', '{UID}')",
     "complete_fence": "cascade.complete_fence('{q}')",
+    "name_writers": "cascade.name_writers('{q}')",
     "offer": f"cascade.offer('{{q}}', '{UID}', 'mine', '{UID}')",
     "take_handover": f"cascade.take_handover('{{q}}', '{UID}', 'mine', 1, '')",
     "withdraw_handover": f"cascade.withdraw_handover('{{q}}', '{UID}')",
@@ -143,9 +144,9 @@ NODE = {
     "note_error", "note_answer", "raise_generation", "node_generation", "describe_node", "join_provider",
     "register_subscriber", "forget_subscriber", "fetch_copy", "next_copy", "check_copy", "begin_copy", "finish_copy",
     "finish_leaf_copy", "store_copy", "tell", "report", "advance_watermark", "describe_set", "exchange_terms",
-    "stand_down", "complete_fence", "root_duty", "heir_duty", "take_handover", "note_withdrawn", "next_term_number",
-    "renew_term", "promote", "demote", "certificate_report", "amend_certificate", "move_consumer", "accept_consumer",
-    "refuse_consumer", "finish_move", "cancel_move",
+    "stand_down", "complete_fence", "name_writers", "root_duty", "heir_duty", "take_handover", "note_withdrawn",
+    "next_term_number", "renew_term", "promote", "demote", "certificate_report", "amend_certificate", "move_consumer",
+    "accept_consumer", "refuse_consumer", "finish_move", "cancel_move",
 }  # fmt: skip
 PRODUCER = {"post", "post_many", "reserve_id", "payload_limit"}
 CONSUMER = {

@@ -42,6 +42,12 @@ def lost(nodes: Nodes, count: int = 2) -> list[Node]:
     return made
 
 
+def tell(node: Node, terms: list[dict[str, Any]]) -> dict[str, Any]:
+    """Tell a node terms of its set, and return what it answers."""
+    call = "select cascade.exchange_terms('q', %s, (select set_uid from cascade_internal.node))"
+    return dict(node.value(call, Jsonb(terms)))
+
+
 def aside(node: Node) -> list[tuple[Any, str]]:
     """What was set aside at a node, control events left out."""
     query = "select payload, state from cascade.read_quarantine('q') where state <> 'control' order by id"
@@ -100,7 +106,7 @@ def test_a_node_that_heard_of_a_term_without_its_ticks_can_end_it(nodes: Nodes) 
     """s2 is promoted and lost before anybody has copied its opening tick."""
     s1, s2, s3 = lost(nodes, 3)
     fail_over(s2)
-    s3.value("select cascade.exchange_terms('q', %s)", Jsonb(s2.describe()["terms"]))
+    tell(s3, s2.describe()["terms"])
     made = fail_over(s3, without=["s2"])
     s3.insert("on")
     s3.tick()
@@ -264,7 +270,7 @@ def test_a_node_beyond_the_end_of_its_term_is_not_promoted(nodes: Nodes) -> None
     s1.tick()
     s3.catch_up()
     fail_over(s2)
-    s3.value("select cascade.exchange_terms('q', %s)", Jsonb(s2.describe()["terms"]))
+    tell(s3, s2.describe()["terms"])
     with refused("QC209", "is over, ended by term"):
         fail_over(s3)
 
@@ -274,7 +280,7 @@ def test_terms_that_several_nodes_told_are_learned_at_once(nodes: Nodes) -> None
     fail_over(s2)
     known = [*s1.describe()["terms"], *s2.describe()["terms"]]
     given_up = {**known[-1], "voided_by": known[0]["uid"]}
-    found = s3.value("select cascade.exchange_terms('q', %s)", Jsonb([given_up, *known]))["terms"]
+    found = tell(s3, [given_up, *known])["terms"]
     assert [(term["uid"], term["voided_by"]) for term in found] == [
         (known[0]["uid"], None),
         (known[-1]["uid"], known[0]["uid"]),
@@ -626,6 +632,66 @@ def test_two_promotions_at_once_end_in_conflict_and_an_operator_keeps_one(nodes:
     s1.join()
     s1.catch_up()
     assert same(s1, s2)
+
+
+def in_conflict(nodes: Nodes) -> tuple[Node, Node, dict[str, Any]]:
+    """Two roots that were promoted at once and have heard of one another; s3 has an event.  Returns the term of s2."""
+    s1, s2, s3 = nodes.line(3)
+    s3.switch(s1)
+    nodes.settle()
+    kept = fail_over(s2)
+    fail_over(s3)
+    s3.insert("three")
+    assert stand_down(s2, s3)["cause"] == stand_down(s3, s2)["cause"] == "conflict"
+    return s2, s3, kept
+
+
+@pytest.mark.parametrize("hears", ["stand_down", "root_duty", "resolve"])
+def test_a_root_that_was_kept_goes_on_whoever_tells_it(nodes: Nodes, hears: str) -> None:
+    """Only the losing root was told; the one that was kept hears it from there."""
+    s2, s3, kept = in_conflict(nodes)
+    s3.value("select cascade.resolve('q', %s, 'the larger site')", kept["uid"])
+    if hears == "stand_down":
+        assert stand_down(s2, s3)["cause"] is None
+    else:
+        tell(s2, s3.describe()["terms"])
+        if hears == "root_duty":
+            assert s2.value("select cascade.root_duty('q')")["fence"] is None
+        else:
+            s2.value("select cascade.resolve('q', %s, 'again')", kept["uid"])
+    s2.insert("on")
+    s2.tick()
+    with refused("QC401"):
+        s3.insert(0)
+    assert s2.rows("select state, pending from cascade.certificates") == [("open", ["s1", "s3"])]
+
+
+def test_a_root_that_had_offered_its_reign_does_not_go_on_after_its_closing_tick(nodes: Nodes) -> None:
+    s1, s2 = nodes.line()
+    nodes.settle()
+    step = Switchover(s1, s2)
+    step.begin()
+    step.fence()
+    step.offer()
+    rival = s1.describe()["terms"][0] | {"uid": str(uuid4()), "node": "x"}
+    assert s1.value("select cascade.stand_down('q', %s)", Jsonb([rival]))["cause"] == "conflict"
+    rival["voided_by"] = s1.describe()["terms"][0]["uid"]
+    assert s1.value("select cascade.stand_down('q', %s)", Jsonb([rival]))["cause"] == "operation"
+    with refused("QC401"):
+        s1.insert(0)
+    s1.value("select cascade.withdraw_handover('q', %s)", step.op_id)
+    s1.insert("on")
+
+
+def test_another_set_of_this_name_is_refused_and_teaches_nothing(nodes: Nodes) -> None:
+    s1, s2 = nodes.line()
+    mine = s1.describe()
+    stranger = mine["terms"][0] | {"uid": str(uuid4()), "node": "x"}
+    call = "select cascade.exchange_terms('q', %s, %s)"
+    for uid in (uuid4(), None):
+        with refused("QC216", "belongs to set"):
+            s2.value(call, Jsonb([stranger]), uid)
+    assert s2.describe()["terms"] == s1.value(call, Jsonb(mine["terms"]), mine["set_uid"])["terms"] == mine["terms"]
 
 
 def test_a_term_that_does_not_end_this_one_fences_nobody(nodes: Nodes) -> None:

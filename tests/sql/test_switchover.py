@@ -415,6 +415,7 @@ def test_a_root_whose_heir_is_lost_after_it_took_the_reign_can_be_promoted_again
     fail_over(s1, without=["s2"])
     s1.insert("on")
     assert s1.rows("select state, pending from cascade.certificates") == [("open", ["s2"])]
+    assert s1.value("select cascade.describe_set('q')")["operation"] is None, "the next one may begin"
 
 
 def test_a_root_is_demoted_only_when_its_term_is_over_and_it_has_no_tail(nodes: Nodes) -> None:

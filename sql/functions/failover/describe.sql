@@ -100,7 +100,8 @@ $$;
 comment on function cascade_internal.learn_document(integer, bigint, jsonb) is 'Stores the topology of a set.';
 
 -- cascade.resolve(set, keep, reason): two terms exclude one another; an operator keeps one.  Called on every node that can be reached, the
--- roots first: the other terms of that number or parent, and what followed them, are over.
+-- roots first: the other terms of that number or parent, and what followed them, are over.  What was told already may be told
+-- again: a root that has heard of it from somebody else goes on, or stands down, all the same.
 create or replace function cascade.resolve("set" text, keep uuid, reason text)
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -110,7 +111,6 @@ declare
     v_node  cascade_internal.node := cascade_internal.find_node(resolve."set");
     v_last  constant cascade_internal.tick := cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots);
     v_voided uuid[];
-    v_made   cascade_internal.certificate;
 begin
     if not exists (select from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.uid = resolve.keep and t.voided_by is null) then
         raise exception 'set "%" knows no term %', resolve."set", resolve.keep
@@ -125,26 +125,11 @@ begin
     select coalesce(array_agg(l.uid), '{}') into v_voided from lost as l;
     update cascade_internal.term as t set voided_by = resolve.keep where t.queue_id = v_queue.queue_id and t.uid = any (v_voided);
     update cascade_internal.node as n set generation = n.generation + 1, answer = null, answer_detail = null, answered_at = null where n.queue_id = v_queue.queue_id;
-    if v_node.role = 'root' and v_last.term_uid = any (v_voided) then
-        perform cascade_internal.want_fence(v_queue, 'over', format('an operator kept term %s: %s', resolve.keep, resolve.reason));
-    elsif v_node.role = 'root' and v_last.term_uid = resolve.keep then
-        delete from cascade_internal.fence as f where f.queue_id = v_queue.queue_id and f.cause = 'conflict';
-        if found then
-            execute format('drop trigger if exists cascade_fence on queue.%I', v_queue.name);
-            update cascade_internal.queue as q set is_copy = false where q.queue_id = v_queue.queue_id;
+    if v_node.role = 'root' then
+        if v_last.term_uid = any (v_voided) then
+            perform cascade_internal.want_fence(v_queue, 'over', format('an operator kept term %s: %s', resolve.keep, resolve.reason));
         end if;
-    end if;
-    -- What the terms given up had is accounted for like any lost tail.
-    if v_node.role = 'root' and v_last.term_uid = resolve.keep and v_voided <> '{}' then
-        update cascade_internal.certificate as c
-           set pending = array(select distinct x from unnest(c.pending || array(
-                         select t.node from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.uid = any (v_voided))) as x order by 1),
-               state = 'open', closed_at = null, version = c.version + 1
-         where c.queue_id = v_queue.queue_id and c.new_uid = resolve.keep
-        returning c.* into v_made;
-        if found then
-            perform cascade_internal.post_control(v_queue, 'cascade.certificate', to_jsonb(v_made) - 'queue_id');
-        end if;
+        perform cascade_internal.heed_terms(v_queue);
     end if;
     perform cascade_internal.note_step(v_queue.name, null, 'resolve', jsonb_build_object('keep', resolve.keep, 'voided', v_voided, 'reason', resolve.reason));
     perform pg_notify('cascade_node', v_queue.name);

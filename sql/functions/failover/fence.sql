@@ -65,8 +65,9 @@ returns table (pid integer, gid text, age_s numeric, query text, detail text)
 language sql volatile set search_path = pg_catalog, pg_temp
 as $$
     select l.pid, p.gid, round(extract(epoch from clock_timestamp() - coalesce(a.xact_start, p.prepared))::numeric, 1), left(a.query, 200),
-           format('%s%s', coalesce('backend ' || l.pid, 'prepared transaction ' || quote_literal(p.gid), 'a prepared transaction'),
-                  coalesce(', open for ' || round(extract(epoch from clock_timestamp() - coalesce(a.xact_start, p.prepared))::numeric, 1) || ' s', ''))
+           format('%s%s%s', coalesce('backend ' || l.pid, 'prepared transaction ' || quote_literal(p.gid), 'a prepared transaction'),
+                  ' (' || nullif(a.application_name, '') || ')',
+                  ', open for ' || round(extract(epoch from clock_timestamp() - coalesce(a.xact_start, p.prepared))::numeric, 1) || ' s')
       from pg_catalog.pg_locks as l
       left join pg_catalog.pg_stat_activity as a on a.pid = l.pid
       left join pg_catalog.pg_locks as x
@@ -81,6 +82,19 @@ as $$
      order by 3 desc nulls first
 $$;
 comment on function cascade_internal.queue_writers(cascade_internal.queue) is 'Who has written to a queue in a transaction that is still open.';
+
+-- cascade.name_writers(set): who holds the queue open for writing, on one line: a fence waits for these.  Null when it is
+-- nobody.  It waits for nobody itself.
+create or replace function cascade.name_writers("set" text)
+returns text
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (select string_agg(w.detail, '; ')
+              from cascade_internal.queue_writers(cascade_internal.find_queue(name_writers."set")) as w);
+end
+$$;
+comment on function cascade.name_writers(text) is 'Who has written to a queue and not ended the transaction.';
 
 -- cascade.begin_operation(set, op_id, kind, target, expires): one at a time per set.  The same one may begin again.
 create or replace function cascade.begin_operation("set" text, op_id uuid, kind text, target text, expires interval default '30 s')

@@ -1,8 +1,10 @@
 -- How a root learns that its term is over, and what it does then.
 
--- cascade.exchange_terms(set, terms): any two nodes that meet tell one another the terms they know.  Returns this node's,
--- and its members, so that whoever asks knows where to go.
-create or replace function cascade.exchange_terms("set" text, terms jsonb)
+-- cascade.exchange_terms(set, terms, set_uid): any two nodes that meet tell one another the terms they know.  Returns this
+-- node's, and its members, so that whoever asks knows where to go.  Whoever brings terms says of which set they are: another
+-- set of this name has a first term of its own, which would stand beside this one's for ever; it is refused (QC216), and
+-- nothing is learned.
+create or replace function cascade.exchange_terms("set" text, terms jsonb, set_uid uuid default null)
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -10,16 +12,21 @@ declare
     v_node  cascade_internal.node := cascade_internal.find_node(exchange_terms."set");
     v_queue cascade_internal.queue := cascade_internal.find_queue(exchange_terms."set");
 begin
+    if exchange_terms.set_uid is distinct from v_node.set_uid and (exchange_terms.set_uid is not null or exchange_terms.terms <> '[]') then
+        raise exception 'node "%" belongs to set "%" of uid %, not %', v_node.node, exchange_terms."set", v_node.set_uid, coalesce(exchange_terms.set_uid::text, 'to one that was not named')
+            using errcode = 'QC216', hint = 'Two sets have one name: mend the DSN that leads here.';
+    end if;
     perform cascade_internal.commit_durably();
     perform cascade_internal.learn_terms(v_node.queue_id, exchange_terms.terms);
     return jsonb_build_object('node', v_node.node, 'set_uid', v_node.set_uid, 'role', v_node.role,
                               'terms', cascade_internal.known_terms(v_node.queue_id), 'members', cascade_internal.known_members(v_node.queue_id));
 end
 $$;
-comment on function cascade.exchange_terms(text, jsonb) is 'Tells another node the terms known here, and learns its own.';
+comment on function cascade.exchange_terms(text, jsonb, uuid) is 'Tells another node the terms known here, and learns its own.';
 
 -- cascade.stand_down(set, terms, members): a root compares what others know with its own term.  If a term ended it, or stands
--- beside it, ticks stop here and the fence is wanted; complete_fence() raises it.
+-- beside it, ticks stop here and the fence is wanted; complete_fence() raises it.  A fence that stood because of a term beside
+-- it falls when an operator has given that one up, whoever brings the news.
 create or replace function cascade.stand_down("set" text, terms jsonb default '[]', members jsonb default '[]')
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -27,24 +34,103 @@ as $$
 declare
     v_queue cascade_internal.queue := cascade_internal.lock_queue(stand_down."set");
     v_node  cascade_internal.node := cascade_internal.find_node(stand_down."set");
-    v_over  record;
 begin
     perform cascade_internal.learn_terms(v_queue.queue_id, stand_down.terms);
     if v_node.role <> 'root' then
         return jsonb_build_object('role', v_node.role);
     end if;
-    select o.* into v_over from cascade_internal.end_of_term(v_queue) as o;
-    if v_over.cause is not null then
-        perform cascade_internal.want_fence(v_queue, v_over.cause, v_over.detail);
-        -- Where the root is now, for those who are refused here.
-        perform cascade_internal.learn_members(v_queue.queue_id, coalesce(
-            (select jsonb_agg(m) from jsonb_array_elements(stand_down.members) as m where v_over.cause = 'over'), '[]'));
+    -- Where the root is now, for those who are refused here.
+    if cascade_internal.heed_terms(v_queue) = 'over' then
+        perform cascade_internal.learn_members(v_queue.queue_id, stand_down.members);
     end if;
     return (select jsonb_build_object('role', v_node.role, 'cause', f.cause, 'detail', f.detail, 'is_up', f.is_up)
               from (select 1) as one left join cascade_internal.fence as f on f.queue_id = v_queue.queue_id);
 end
 $$;
 comment on function cascade.stand_down(text, jsonb, jsonb) is 'Compares what others know with this root''s term, and stops it if that is over.';
+
+-- What a root does about the terms that it knows: it stands down, or goes on if the term beside its own was given up.  Returns
+-- why it has to stop, or null.
+create or replace function cascade_internal.heed_terms(queue cascade_internal.queue)
+returns text
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_over record;
+begin
+    select o.* into v_over from cascade_internal.end_of_term(heed_terms.queue) as o;
+    if v_over.cause is not null then
+        perform cascade_internal.want_fence(heed_terms.queue, v_over.cause, v_over.detail);
+    else
+        perform cascade_internal.end_conflict(heed_terms.queue);
+        perform cascade_internal.count_given_up(heed_terms.queue);
+    end if;
+    return v_over.cause;
+end
+$$;
+comment on function cascade_internal.heed_terms(cascade_internal.queue) is 'Stops a root whose term is over, or has it go on after a conflict.';
+
+-- A root that was kept takes inserts again.  If it had offered its reign before, its term has its closing tick: then the fence
+-- is the operation's again, and whoever finishes or withdraws that goes on.
+create or replace function cascade_internal.end_conflict(queue cascade_internal.queue)
+returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_id    constant integer := (end_conflict.queue).queue_id;
+    v_offer cascade_internal.handover;
+begin
+    if not exists (select from cascade_internal.fence as f where f.queue_id = v_id and f.cause = 'conflict') then
+        return false;
+    end if;
+    select h.* into v_offer from cascade_internal.handover as h
+     where h.queue_id = v_id and h.term_uid = (end_conflict.queue).term_uid and h.state in ('offered', 'taken');
+    if found then
+        update cascade_internal.fence as f
+           set cause = 'operation', op_id = v_offer.op_id, detail = format('switchover to %s is under way', v_offer.target)
+         where f.queue_id = v_id;
+    else
+        delete from cascade_internal.fence as f where f.queue_id = v_id;
+        execute format('drop trigger if exists cascade_fence on queue.%I', (end_conflict.queue).name);
+        update cascade_internal.queue as q set is_copy = false where q.queue_id = v_id;
+    end if;
+    update cascade_internal.node as n set generation = n.generation + 1 where n.queue_id = v_id;
+    perform cascade_internal.note_step((end_conflict.queue).name, null, 'go on', '{"because": "the term beside this one was given up"}');
+    perform pg_notify('cascade_node', (end_conflict.queue).name);
+    return true;
+end
+$$;
+comment on function cascade_internal.end_conflict(cascade_internal.queue) is 'Has a root go on that was fenced because of a term which was given up.';
+
+-- What terms that were given up had is accounted for like any lost tail: their roots are yet to be read.
+create or replace function cascade_internal.count_given_up(queue cascade_internal.queue)
+returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_id   constant integer := (count_given_up.queue).queue_id;
+    v_made cascade_internal.certificate;
+begin
+    if exists (select from cascade_internal.fence as f where f.queue_id = v_id) then
+        return; -- Nothing can be published yet.
+    end if;
+    for v_made in
+        update cascade_internal.certificate as c
+           set pending = array(select distinct x from unnest(c.pending || g.nodes) as x order by 1),
+               state = 'open', closed_at = null, version = c.version + 1
+          from (select k.new_uid, array_agg(l.node) as nodes
+                  from cascade_internal.certificate as k
+                 cross join cascade_internal.lost_terms(v_id, k.new_uid) as l
+                 where k.queue_id = v_id and l.voided_by is not null and l.node <> all (k.pending) and not k.reports ? l.node
+                 group by k.new_uid) as g
+         where c.queue_id = v_id and c.new_uid = g.new_uid
+        returning c.*
+    loop
+        perform cascade_internal.post_control(count_given_up.queue, 'cascade.certificate', to_jsonb(v_made) - 'queue_id');
+    end loop;
+end
+$$;
+comment on function cascade_internal.count_given_up(cascade_internal.queue) is 'Notes in certificates whose terms were given up.';
 
 -- Whether this root's term is over.  Only a term whose path contains this one and ends it counts, checked by the chain at
 -- the fork as far as it is held; one beside it is a conflict, which nobody but an operator decides.
@@ -104,13 +190,15 @@ begin
                 where o.queue_id = v_queue.queue_id and o.ended_at is null and o.expires_at < clock_timestamp()) then
         perform cascade_internal.expire_operation(cascade_internal.lock_queue(root_duty."set"));
     end if;
-    -- Somebody else may have told this database of a term that ended its own.
-    if v_node.role = 'root' and (select o.cause is not null from cascade_internal.end_of_term(v_queue) as o) then
+    -- Somebody else may have told this database of a term that ended its own, or that the one beside it was given up.
+    if v_node.role = 'root'
+       and ((select o.cause is not null from cascade_internal.end_of_term(v_queue) as o)
+            or exists (select from cascade_internal.fence as f where f.queue_id = v_queue.queue_id and f.cause = 'conflict')) then
         perform cascade.stand_down(root_duty."set");
     end if;
     select f.* into v_fence from cascade_internal.fence as f where f.queue_id = v_queue.queue_id;
     return jsonb_build_object(
-        'node', v_node.node, 'role', v_node.role, 'generation', v_node.generation,
+        'node', v_node.node, 'set_uid', v_node.set_uid, 'role', v_node.role, 'generation', v_node.generation,
         'fence', case when v_fence.queue_id is not null then to_jsonb(v_fence) - 'queue_id' end,
         'terms', cascade_internal.known_terms(v_queue.queue_id),
         'heir', (select t.node from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.voided_by is null

@@ -297,6 +297,8 @@ begin
         raise exception 'node "%" holds no ballot % for term % that still counts', v_node.node, promote.number, promote.uid
             using errcode = 'QC212', hint = 'Ballots are opened on every reachable carrier, moments before: cascade.open_ballot().';
     end if;
+    -- A root that goes on although its heir took the reign: that operation has come to its end.
+    perform cascade_internal.end_operation(v_queue.queue_id, null, 'overtaken: ' || promote.cause);
     return cascade_internal.open_term(v_queue, v_node, promote.uid, promote.number, promote.cause, coalesce(promote.facts, '{}'));
 end
 $$;

@@ -21,7 +21,10 @@ begin
         list_nodes.provider := v_node.provider;
         list_nodes.root := cascade_internal.root_name(v_node.queue_id);
         list_nodes.state := case when v_node.answer in ('behind', 'on path') then v_node.state else coalesce(v_node.answer, v_node.state) end;
-        list_nodes.fence := (select f.cause || coalesce(': ' || f.detail, '') from cascade_internal.fence as f where f.queue_id = v_node.queue_id);
+        -- A fence that is not up yet waits for writers, and says for whom.
+        list_nodes.fence := (select f.cause || coalesce(': ' || f.detail, '')
+                                    || case when f.is_up then '' else coalesce('; it waits for ' || cascade.name_writers(v_queue.name), '') end
+                               from cascade_internal.fence as f where f.queue_id = v_node.queue_id);
         list_nodes.state := case when list_nodes.fence is not null then 'fenced' else list_nodes.state end;
         list_nodes.answer := v_node.answer;
         list_nodes.answer_detail := v_node.answer_detail;

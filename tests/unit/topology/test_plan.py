@@ -213,6 +213,17 @@ def test_another_root_in_the_file_is_a_switchover() -> None:
     ]
     text = plan_text(plan, S2_REIGNS, world.observed())
     assert "s1 branch" in text.partition("after:")[2] and "nothing is lost" in text
+    steps = text.partition("switchover:\n")[2].splitlines()
+    # What must hold before a step stands below it; what only waits for others asks for nothing.
+    assert steps[:6] == [
+        "   1. fence s1: inserts are refused from here until the new root takes them",
+        "        if s1 is the root in term 00000000",
+        "   2. close the term at s1 and offer the reign to s2",
+        "        if s1 is the root in term 00000000",
+        "   3. s2 copies the closing tick, takes the reign from s1 and opens its term",
+        "   4. s1, no longer the root, becomes a branch of s2",
+    ]
+    assert "        if s3 is a branch of s1" in steps
 
 
 def test_another_root_in_the_file_is_a_failover_when_the_root_does_not_answer() -> None:
@@ -231,6 +242,8 @@ def test_another_root_in_the_file_is_a_failover_when_the_root_does_not_answer() 
     assert plan.loss is not None and (plan.loss.fork, plan.loss.at_most, plan.loss.counted_to) == (107, 20, 109)
     text = plan_text(plan, S2_REIGNS, world.observed())
     assert "at most 20 events up to tick 109" in text and "tick 110 was heard of too" in text
+    assert "\n        if s2 is a branch in term 00000000, at tick 107\n" in text
+    assert "\n        if s2 is a branch in term 00000000, in generation 1\n" in text
 
 
 def test_what_must_be_accepted_is_named() -> None:
@@ -302,6 +315,52 @@ def test_a_root_on_another_server_goes_on_in_a_new_term_if_nobody_has_more() -> 
     assert world.observed().tip.cause == "rewind" and world.views["s1"].is_writable
 
 
+S3_REIGNS = a_set(
+    replace(S1, role=Role.BRANCH, provider="s3"),
+    replace(S2, provider="s3"),
+    replace(S3, role=Role.ROOT, provider=None),
+    S4,
+)
+
+
+@pytest.mark.parametrize("knows", ["s3", "s4"])
+def test_a_successor_that_is_lost_before_anybody_copied_from_it_is_followed(knows: str) -> None:
+    """s2 was promoted at 107, and only its term is known; the leaf had seen the old term up to 109."""
+    world = World.of(NOW_SO, {"s1": 110, "s2": 107, "s3": 105, "s4": 109})
+    world._open_term("s2", "u2", 102, world.views["s2"].tick, "failover")
+    world.learn(knows, world.views["s2"].terms)
+    world = world.copy(silent=frozenset({"s1", "s2"}))
+    request = accept_all(world, uid="u3", dead=frozenset(), without=frozenset({"s1"}), allow_loss=107)
+    assert refusals(make_plan(S3_REIGNS, world.observed(), request)).splitlines() == [
+        "the root s2 is lost: no answer; --dead s2 if so",
+        "what came after tick 105, not 107 may be lost; --allow-loss 105",
+    ]
+    plan = plan_for(S3_REIGNS, world, uid="u3")
+    assert plan.refusals == () and plan.loss is not None and not plan.loss.is_closed
+    assert "nobody who answers has anything of the term u2 of s2" in plan.warnings[0]
+    # What s2 had of the old term is known from its fork, the leaf's tick shows more; of its own term nothing is.
+    assert (plan.loss.fork, plan.loss.counted_to, plan.loss.at_most) == (105, 109, 40)
+    assert names(plan)[:4] == ["OpenBallots s3", "Promote s3", "CloseBallots s3", "ResetLeaf s4"]
+    carry_out(plan, world)
+    assert world.views["s4"].tick.tick_id == 105 and world.observed().tip.parent_uid == "u2"
+    world = world.copy(silent=frozenset())
+    back = plan_for(S3_REIGNS, world, uid="u4")
+    assert names(back)[:2] == ["Resurrect s1", "Resurrect s2"]
+    carry_out(back, world)
+    assert [world.views[name].tick.tick_id for name in ("s1", "s2")] == [105, 105]
+    assert plan_for(S3_REIGNS, world, uid="u5").is_empty
+
+
+def test_a_closing_tick_says_nothing_of_what_the_heir_took_before_it_was_lost() -> None:
+    world = World.of(NOW_SO)
+    world.change("s3", handover=Handover(uid="u2", target="s2", state="heard", closing_tick=100))
+    world._open_term("s2", "u2", 102, tick(100), "switchover")
+    world.learn("s3", world.views["s2"].terms)
+    world = world.copy(silent=frozenset({"s1", "s2"}))
+    plan = plan_for(S3_REIGNS, world, uid="u3")
+    assert plan.loss is not None and (plan.loss.fork, plan.loss.is_closed) == (100, False)
+
+
 def test_a_term_that_an_operator_gave_up_counts_no_more() -> None:
     world = World.of(NOW_SO)
     world._open_term("s2", "u2", 102, tick(100), "failover")
@@ -366,6 +425,17 @@ def test_a_split_set_waits_for_a_decision() -> None:
     )
 
 
+def test_a_decision_that_the_kept_root_has_not_heard_is_gone_on_with() -> None:
+    world = World.of(NOW_SO)
+    world._open_term("s2", "u2", 102, tick(100), "failover")
+    world._open_term("s3", "u3", 103, tick(100), "failover")
+    world.learn("s1", (replace(world.views["s3"].terms[-1], voided_by="u2"),))
+    world.change("s2", fence=Fence(cause="conflict"))
+    assert "s2 stopped in a conflict and has not heard that u2 was kept; cascade resolve q --keep u2" in refusals(
+        plan_for(S2_REIGNS, world)
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -396,7 +466,45 @@ def test_an_operation_that_was_left_behind_is_ended_after_its_time() -> None:
         assert names(plan_for(S2_REIGNS, world))[:2] == [*expected, *(["Fence s1"] if expected else [])]
     world.change("s1", handover=Handover(uid="u", target="s3", state="taken", term_uid=FIRST))
     assert "s3 has taken the reign from s1: this only goes forward" in refusals(plan_for(NOW_SO, world))
-    assert "s1 has taken the reign to s3" in refusals(plan_for(S2_REIGNS, world))
+    told = refusals(plan_for(S2_REIGNS, world))
+    assert told == "s3 has taken the reign from s1; let the file say that s3 is the root"
+
+
+def an_heir_is_lost() -> World:
+    """s2 has taken the reign from s1, whose term ended at 101, and answers no more."""
+    world = World.of(NOW_SO, {"s1": 101, "s3": 98}, frozenset({"s2"}))
+    handover = Handover(uid="u2", target="s2", state="taken", term_uid=FIRST, closing_tick=101, op_id="lost")
+    world.change("s1", handover=handover, fence=Fence(cause="operation", op_id="lost"))
+    return world
+
+
+@pytest.mark.parametrize("wanted", [NOW_SO, S2_REIGNS, S3_REIGNS])
+def test_an_heir_that_took_the_reign_and_does_not_answer_has_to_be_given_up(wanted: Set) -> None:
+    told = refusals(plan_for(wanted, an_heir_is_lost(), dead=frozenset()))
+    assert told.endswith("; if it is lost: cascade failover q --dead s2 --dry-run")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "first"),
+    [
+        (NOW_SO, ["OpenBallots s1", "Promote s1", "CloseBallots s1", "StoreDocument s1"]),
+        (S3_REIGNS, ["CatchUp s3", "OpenBallots s3", "Promote s3", "CloseBallots s3", "Demote s1"]),
+    ],
+)
+def test_an_heir_that_took_the_reign_and_is_lost_is_followed_at_the_closing_tick(wanted: Set, first: list[str]) -> None:
+    world = an_heir_is_lost()
+    words: dict[str, object] = {"dead": frozenset({"s2"}), "without": frozenset()}
+    assert refusals(make_plan(wanted, world.observed(), accept_all(world, **words, fenced_by=""))).splitlines() == [
+        's2 cannot be reached and may still take inserts; --fenced-by "how it is kept from that"',
+        "what came after tick 101 may be lost; --allow-loss 101",
+    ]
+    plan = plan_for(wanted, world, **words)
+    assert plan.refusals == () and plan.kind == "failover" and names(plan)[: len(first)] == first
+    assert plan.loss is not None and (plan.loss.fork, plan.loss.is_closed) == (101, False)
+    assert plan.facts["without"] == ["s2"], "the certificate stays open until it was read"
+    carry_out(plan, world)
+    assert world.observed().tip.node == wanted.root.name and world.views[wanted.root.name].is_writable
+    assert plan_for(wanted, world, **words).is_empty
 
 
 def test_another_promotion_is_finished_or_given_up() -> None:
