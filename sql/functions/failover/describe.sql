@@ -110,7 +110,6 @@ declare
     v_node  cascade_internal.node := cascade_internal.find_node(resolve."set");
     v_last  constant cascade_internal.tick := cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots);
     v_voided uuid[];
-    v_made   cascade_internal.certificate;
 begin
     if not exists (select from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.uid = resolve.keep and t.voided_by is null) then
         raise exception 'set "%" knows no term %', resolve."set", resolve.keep
@@ -134,17 +133,8 @@ begin
             update cascade_internal.queue as q set is_copy = false where q.queue_id = v_queue.queue_id;
         end if;
     end if;
-    -- What the terms given up had is accounted for like any lost tail.
-    if v_node.role = 'root' and v_last.term_uid = resolve.keep and v_voided <> '{}' then
-        update cascade_internal.certificate as c
-           set pending = array(select distinct x from unnest(c.pending || array(
-                         select t.node from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.uid = any (v_voided))) as x order by 1),
-               state = 'open', closed_at = null, version = c.version + 1
-         where c.queue_id = v_queue.queue_id and c.new_uid = resolve.keep
-        returning c.* into v_made;
-        if found then
-            perform cascade_internal.post_control(v_queue, 'cascade.certificate', to_jsonb(v_made) - 'queue_id');
-        end if;
+    if v_node.role = 'root' and v_last.term_uid = resolve.keep then
+        perform cascade_internal.account_for_voided(v_queue, resolve.keep, resolve.reason);
     end if;
     perform cascade_internal.note_step(v_queue.name, null, 'resolve', jsonb_build_object('keep', resolve.keep, 'voided', v_voided, 'reason', resolve.reason));
     perform pg_notify('cascade_node', v_queue.name);
