@@ -325,7 +325,7 @@ COLUMNS = {
         "term_uid": "the term whose end may be lost",
         "new_uid": "the term that followed it",
         "fork_tick": "the last tick of the lost term that counts",
-        "cause": "failover or rewind",
+        "cause": "failover, rewind, or conflict: an operator kept another term than the lost one",
         "reason": "what the operator said about it",
         "fenced_by": "how the operator knew that nobody wrote to the old root",
         "pending": "carriers that were neither read nor declared destroyed",

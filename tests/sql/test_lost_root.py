@@ -694,6 +694,57 @@ def test_another_set_of_this_name_is_refused_and_teaches_nothing(nodes: Nodes) -
     assert s2.describe()["terms"] == s1.value(call, Jsonb(mine["terms"]), mine["set_uid"])["terms"] == mine["terms"]
 
 
+def test_what_is_given_up_beside_a_term_that_was_handed_over_gets_a_certificate(nodes: Nodes) -> None:
+    """The model's trace, with a hand-over as the other promotion: there was nothing to certify before."""
+    s1, s2, s3 = nodes.line(3)
+    s3.switch(s1)
+    nodes.settle()
+    kept = Switchover(s1, s2).run()
+    fail_over(s3)
+    s3.insert("three")
+    assert stand_down(s2, s3)["cause"] == stand_down(s3, s2)["cause"] == "conflict"
+    for node in (s2, s3):
+        node.value("select cascade.resolve('q', %s, 'it was planned')", kept["uid"])
+        node.value("select cascade.complete_fence('q')")
+    query = "select new_uid::text, state, cause, reason, pending from cascade.certificates"
+    assert s2.rows(query) == [(kept["uid"], "open", "conflict", "it was planned", ["s3"])]
+    s2.tick()
+    s1.join()
+    s1.catch_up()
+    assert s1.rows(query) == s2.rows(query), "it goes with the log"
+    resurrect(s3, s2)
+    done = report(s3, s2, kept["uid"])
+    assert (done["state"], done["tail"], done["held"]) == ("closed", 1, 1)
+    s2.value("select cascade.resolve('q', %s, 'once more')", kept["uid"])
+    assert s2.rows("select state, pending from cascade.certificates") == [("closed", [])], "it was read already"
+
+
+def test_what_is_given_up_is_in_the_certificate_of_the_term_that_it_stood_beside(nodes: Nodes) -> None:
+    """s2 handed its reign over before anybody met s3: the kept term is not the one that was contested."""
+    s1, s2, s3 = nodes.line(3)
+    s3.switch(s1)
+    s4 = nodes.add("s4", s2)
+    nodes.settle()
+    first = fail_over(s2, s4)
+    s4.join()
+    s4.catch_up()
+    given_up = fail_over(s3)
+    s3.insert("three")
+    kept = Switchover(s2, s4).run()
+    stand_down(s1, s4)
+    demote(s1, s4)
+    assert report(s1, s4, first["uid"])["state"] == "closed"
+    assert stand_down(s3, s4)["cause"] == "conflict"
+    for node in (s4, s3):
+        node.value("select cascade.resolve('q', %s, 'it is newer')", kept["uid"])
+        node.value("select cascade.complete_fence('q')")
+    found = s4.rows("select new_uid::text, state, pending, certificate->'evidence'->'voided' from cascade.certificates")
+    assert found == [(first["uid"], "open", ["s3"], [given_up["uid"]])]
+    resurrect(s3, s4)
+    done = report(s3, s4, first["uid"])
+    assert (done["state"], done["tail"], done["held"]) == ("closed", 1, 1)
+
+
 def test_a_term_that_does_not_end_this_one_fences_nobody(nodes: Nodes) -> None:
     s1, _s2 = lost(nodes)
     stranger = {

@@ -44,6 +44,60 @@ end
 $$;
 comment on function cascade_internal.open_certificate(cascade_internal.queue, cascade_internal.term, jsonb) is 'Writes down what a failover may have lost.';
 
+-- What the terms that an operator gave up had is accounted for like any lost tail: by the certificate of the term that they stood beside,
+-- which this root's is or follows.  It is opened again, or opened, if that term was handed over and lost nothing by itself.  Once
+-- for each term given up: who was read meanwhile is not waited for again.
+create or replace function cascade_internal.account_for_voided(queue cascade_internal.queue, reason text default null)
+returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_id    constant integer := (account_for_voided.queue).queue_id;
+    v_found record;
+    v_made  cascade_internal.certificate;
+begin
+    if exists (select from cascade_internal.fence as f where f.queue_id = v_id) then
+        return; -- Nothing can be published yet.
+    end if;
+    for v_found in
+        with recursive lost as (
+            select k.uid as kept, l.uid, l.node
+              from cascade_internal.path_terms(v_id, (account_for_voided.queue).term_uid) as k
+              join cascade_internal.term as l on l.queue_id = v_id and l.voided_by is not null
+             where k.parent_uid is not null
+               and (k.number = l.number
+                    or cascade_internal.is_continued(k) = cascade_internal.is_continued(l)
+                       and cascade_internal.reign_of(v_id, k.parent_uid) = cascade_internal.reign_of(v_id, l.parent_uid))
+            union
+            select l.kept, t.uid, t.node from cascade_internal.term as t join lost as l on t.parent_uid = l.uid where t.queue_id = v_id)
+        select k.parent_uid, k.uid, k.fork, c.new_uid is not null as is_there,
+               jsonb_build_object('voided', coalesce(c.evidence->'voided', '[]') || jsonb_agg(l.uid order by l.uid)) as evidence,
+               array(select distinct x from unnest(c.pending || array_agg(l.node)) as x order by 1) as pending
+          from lost as l
+          join cascade_internal.term as k on k.queue_id = v_id and k.uid = l.kept
+          left join cascade_internal.certificate as c on c.queue_id = v_id and c.new_uid = k.uid
+         where not coalesce(c.evidence->'voided', '[]') ? l.uid::text
+         group by k.parent_uid, k.uid, k.fork, k.number, c.new_uid, c.evidence, c.pending
+         order by k.number
+    loop
+        if v_found.is_there then
+            update cascade_internal.certificate as c
+               set pending = v_found.pending, evidence = c.evidence || v_found.evidence, state = 'open', closed_at = null, version = c.version + 1
+             where c.queue_id = v_id and c.new_uid = v_found.uid
+            returning c.* into v_made;
+        else
+            insert into cascade_internal.certificate (queue_id, number, term_uid, new_uid, fork, cause, reason, evidence, pending)
+            select v_id, coalesce(max(c.number), 0) + 1, v_found.parent_uid, v_found.uid, v_found.fork, 'conflict',
+                   account_for_voided.reason, v_found.evidence, v_found.pending
+              from cascade_internal.certificate as c where c.queue_id = v_id
+            returning certificate.* into v_made;
+        end if;
+        perform cascade_internal.post_control(account_for_voided.queue, 'cascade.certificate', to_jsonb(v_made) - 'queue_id');
+    end loop;
+end
+$$;
+comment on function cascade_internal.account_for_voided(cascade_internal.queue, text) is 'Has certificates wait for those whose terms an operator gave up.';
+
 -- The terms whose ends a promotion may have cut off: that of the fork, those between it and the new one, and whatever left the
 -- path after the fork.
 create or replace function cascade_internal.lost_terms(queue_id integer, new_uid uuid)

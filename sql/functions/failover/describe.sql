@@ -129,7 +129,7 @@ begin
         if v_last.term_uid = any (v_voided) then
             perform cascade_internal.want_fence(v_queue, 'over', format('an operator kept term %s: %s', resolve.keep, resolve.reason));
         end if;
-        perform cascade_internal.heed_terms(v_queue);
+        perform cascade_internal.heed_terms(v_queue, resolve.reason);
     end if;
     perform cascade_internal.note_step(v_queue.name, null, 'resolve', jsonb_build_object('keep', resolve.keep, 'voided', v_voided, 'reason', resolve.reason));
     perform pg_notify('cascade_node', v_queue.name);

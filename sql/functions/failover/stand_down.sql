@@ -50,8 +50,8 @@ $$;
 comment on function cascade.stand_down(text, jsonb, jsonb) is 'Compares what others know with this root''s term, and stops it if that is over.';
 
 -- What a root does about the terms that it knows: it stands down, or goes on if the term beside its own was given up.  Returns
--- why it has to stop, or null.
-create or replace function cascade_internal.heed_terms(queue cascade_internal.queue)
+-- why it has to stop, or null.  reason is the operator's, where one has just kept this root.
+create or replace function cascade_internal.heed_terms(queue cascade_internal.queue, reason text default null)
 returns text
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
@@ -63,12 +63,12 @@ begin
         perform cascade_internal.want_fence(heed_terms.queue, v_over.cause, v_over.detail);
     else
         perform cascade_internal.end_conflict(heed_terms.queue);
-        perform cascade_internal.count_given_up(heed_terms.queue);
+        perform cascade_internal.account_for_voided(heed_terms.queue, heed_terms.reason);
     end if;
     return v_over.cause;
 end
 $$;
-comment on function cascade_internal.heed_terms(cascade_internal.queue) is 'Stops a root whose term is over, or has it go on after a conflict.';
+comment on function cascade_internal.heed_terms(cascade_internal.queue, text) is 'Stops a root whose term is over, or has it go on after a conflict.';
 
 -- A root that was kept takes inserts again.  If it had offered its reign before, its term has its closing tick: then the fence
 -- is the operation's again, and whoever finishes or withdraws that goes on.
@@ -101,36 +101,6 @@ begin
 end
 $$;
 comment on function cascade_internal.end_conflict(cascade_internal.queue) is 'Has a root go on that was fenced because of a term which was given up.';
-
--- What terms that were given up had is accounted for like any lost tail: their roots are yet to be read.
-create or replace function cascade_internal.count_given_up(queue cascade_internal.queue)
-returns void
-language plpgsql volatile set search_path = pg_catalog, pg_temp
-as $$
-declare
-    v_id   constant integer := (count_given_up.queue).queue_id;
-    v_made cascade_internal.certificate;
-begin
-    if exists (select from cascade_internal.fence as f where f.queue_id = v_id) then
-        return; -- Nothing can be published yet.
-    end if;
-    for v_made in
-        update cascade_internal.certificate as c
-           set pending = array(select distinct x from unnest(c.pending || g.nodes) as x order by 1),
-               state = 'open', closed_at = null, version = c.version + 1
-          from (select k.new_uid, array_agg(l.node) as nodes
-                  from cascade_internal.certificate as k
-                 cross join cascade_internal.lost_terms(v_id, k.new_uid) as l
-                 where k.queue_id = v_id and l.voided_by is not null and l.node <> all (k.pending) and not k.reports ? l.node
-                 group by k.new_uid) as g
-         where c.queue_id = v_id and c.new_uid = g.new_uid
-        returning c.*
-    loop
-        perform cascade_internal.post_control(count_given_up.queue, 'cascade.certificate', to_jsonb(v_made) - 'queue_id');
-    end loop;
-end
-$$;
-comment on function cascade_internal.count_given_up(cascade_internal.queue) is 'Notes in certificates whose terms were given up.';
 
 -- Whether this root's term is over.  Only a term whose path contains this one and ends it counts, checked by the chain at
 -- the fork as far as it is held; one beside it is a conflict, which nobody but an operator decides.

@@ -138,7 +138,7 @@ begin
            x.opened_at, x.closed_at, x.version
       from jsonb_populate_record(null::cascade_internal.certificate, learn_certificate.certificate) as x
     on conflict on constraint certificate_pkey do update
-       set pending = excluded.pending, reports = excluded.reports, state = excluded.state, closed_at = excluded.closed_at, version = excluded.version
+       set pending = excluded.pending, evidence = excluded.evidence, reports = excluded.reports, state = excluded.state, closed_at = excluded.closed_at, version = excluded.version
      where c.version < excluded.version;
 end
 $$;
