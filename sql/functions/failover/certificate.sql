@@ -166,6 +166,15 @@ end
 $$;
 comment on function cascade_internal.show_certificate(text, cascade_internal.certificate) is 'A certificate with its numbers.';
 
+-- What tells two events of one id apart: what they say, the same on every server, whatever its time zone.
+create or replace function cascade_internal.event_digest("time" timestamptz, type text, key text, payload text, headers text)
+returns text
+language sql stable set search_path = pg_catalog, pg_temp
+as $$
+    select md5(concat_ws('|', extract(epoch from event_digest."time"), event_digest.type, event_digest.key, event_digest.payload, event_digest.headers))
+$$;
+comment on function cascade_internal.event_digest(timestamptz, text, text, text, text) is 'What an event says, as one value to compare.';
+
 -- cascade.republish(set, term_uid, id, event): puts an event of a lost tail into the log, once whatever happens: the key is here, at the
 -- root, and goes with the log.  It keeps its time, and its old id as origin.  One that was republished before, into a term
 -- that was lost in its turn, may be set aside twice: its first id is a key as well.
@@ -180,8 +189,8 @@ declare
     v_first bigint := republish.id;
     v_term  uuid := republish.term_uid;
     -- A root that lost its tail issues ids again: what the event says tells two of one id apart.
-    v_digest constant text := md5(concat_ws('|', (republish.event->>'time')::timestamptz, republish.event->>'type', republish.event->>'key',
-                                            republish.event->>'payload', republish.event->>'headers'));
+    v_digest constant text := cascade_internal.event_digest((republish.event->>'time')::timestamptz, republish.event->>'type', republish.event->>'key',
+                                                            republish.event->>'payload', republish.event->>'headers');
 begin
     -- An event that was republished before, and lost again, is the same event: its first id counts.
     if republish.event->>'origin' = v_queue.name and republish.event->>'origin_id' is not null then
