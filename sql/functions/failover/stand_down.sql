@@ -262,7 +262,8 @@ begin
                             or cascade.certificate_report(heir_duty."set", c.new_uid) - 'node' - 'phantoms'
                                is distinct from coalesce(c.reports->v_node.node, '{}') - 'phantoms' - 'destroyed')
                        and exists (select from cascade_internal.path_terms(v_queue.queue_id, v_last.term_uid) as p where p.uid = c.new_uid)),
-        'root', cascade_internal.root_name(v_queue.queue_id));
+        -- Not as the members have it: those may come from a root that was given up.
+        'root', (select t.node from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.uid = v_last.term_uid));
 end
 $$;
 comment on function cascade.heir_duty(text) is 'What the daemon of a branch or leaf has to do besides copying.';
