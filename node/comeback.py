@@ -111,9 +111,16 @@ async def last_common(links: Links, node: str, root: str) -> Mapping[str, Any]:
     )
 
 
-async def reset_leaf(links: Links, step: s.ResetLeaf) -> dict[str, Any]:
-    """Take a leaf back to the fork; return what it had processed beyond."""
+async def reset_leaf(links: Links, step: s.ResetLeaf, root: str) -> dict[str, Any]:
+    """Take a leaf back to the fork, and tell the root what it had processed beyond; return that."""
     found = await links.call(step.node, RESET_LEAF, links.set, Jsonb(dict(step.fork)))
+    try:
+        # It may not have heard of the term yet that ended its own.
+        known = await links.call(root, EXCHANGE, links.set, Jsonb([]))
+        await links.call(step.node, EXCHANGE, links.set, Jsonb(known["terms"]))
+    except CascadeError as error:
+        log.info("set %s: the terms of %s wait for its daemon: %s", links.set, step.node, error.args[0])
+    await report(links, step.node, root)
     return {"node": step.node, **found}
 
 
@@ -135,9 +142,10 @@ async def report(links: Links, node: str, root: str) -> None:
     """Tell the root what a node had beyond forks of open certificates; its daemon does so too, if this fails."""
     try:
         for certificate in await links.call(root, CERTIFICATES, links.set):
-            if node in certificate["pending"] or node in (certificate.get("reports") or {}):
-                uid = certificate["new_uid"]
-                found = await links.call(node, REPORT, links.set, uid)
+            uid = certificate["new_uid"]
+            found = await links.call(node, REPORT, links.set, uid)
+            is_known = node in certificate["pending"] or node in (certificate.get("reports") or {})
+            if is_known or found != {"node": node, "phantoms": []}:
                 await links.call(root, AMEND, links.set, uid, Jsonb(found))
     except CascadeError as error:
         log.info("set %s: the report of %s waits for its daemon: %s", links.set, node, error.args[0])

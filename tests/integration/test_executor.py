@@ -301,6 +301,9 @@ def test_a_lost_root_is_followed_and_comes_back_with_its_tail_in_quarantine(shop
     assert shop.s4.position() == plan.loss.fork, "the leaf is back at the fork"
     [(state, pending, fenced_by)] = shop.s2.rows("select state, pending, fenced_by from cascade.certificates")
     assert (state, pending, fenced_by) == ("open", ["s1"], "its power is off")
+    certificate = shop.s2.value("select certificate from cascade.certificates")
+    seen = [(p["node"], p["consumer"], p["from_tick"], p["to_tick"]) for p in certificate["phantoms"]]
+    assert seen == [("s4", ".leaf", plan.loss.fork, plan.loss.counted_to)], "the leaf's is known before its daemon runs"
 
     # The old root has heard of nothing, and takes inserts until it does.
     shop.root.insert({"n": 10})

@@ -48,6 +48,17 @@ def aside(node: Node) -> list[tuple[Any, str]]:
     return [(int(payload), state) for payload, state in node.rows(query)]
 
 
+def process(leaf: Node) -> None:
+    """Have a leaf process what follows, and learn what its control events say."""
+    while (fetched := leaf.fetch(read=False)) is not None:
+        rows = fetched.provider.rows(f"select type, payload from ({fetched.query}) as e where origin = '.cascade'")
+        controls = Jsonb([{"type": type, "payload": payload} for type, payload in rows])
+        with leaf.main.transaction():
+            begin = "select cascade.begin_copy('q', %s, %s, %s, %s)"
+            leaf.main.execute(begin, (fetched.provider.node, fetched.generation, *fetched.after))
+            leaf.main.execute("select cascade.finish_leaf_copy('q', %s, %s)", (Jsonb(fetched.ticks), controls))
+
+
 # Promotion
 
 
@@ -347,6 +358,40 @@ def test_a_leaf_ahead_of_the_fork_is_set_back_and_says_what_it_had_processed(nod
     assert leaf.value("select cascade.reset_leaf('q', %s)", Jsonb(fork))["changed"] is False
     leaf.switch(s2)
     assert leaf.join()["answer"] == "on path"
+    process(leaf)
+    duty = "select cascade.heir_duty('q')->'reports'"
+    assert leaf.value(duty) == [made["uid"]], "its daemon tells the root, which did not ask for it"
+    [phantom] = report(leaf, s2, made["uid"])["phantoms"]
+    told = [phantom[key] for key in ("node", "consumer", "from_tick", "to_tick", "events")]
+    assert told == ["s3", ".leaf", made["fork_tick"], ahead, 1]
+    s2.tick()
+    process(leaf)
+    assert leaf.value(duty) == []
+
+
+def test_a_branch_that_lost_no_event_says_who_had_processed_some(nodes: Nodes) -> None:
+    """What was beyond the fork are ticks of the old root alone, yet a consumer here had gone that far."""
+    s1, s2, s3 = nodes.line(3)
+    s3.switch(s1)
+    nodes.settle()
+    s3.rows("select cascade.subscribe('q', 'c')")
+    s1.tick()
+    s3.catch_up()
+    assert s3.drain("c") == []
+    made = fail_over(s2, s3)
+    s3.value("select cascade.exchange_terms('q', %s)", Jsonb(s2.describe()["terms"]))
+    assert resurrect(s3, s2)["phantoms"] != []
+    s3.join()
+    s3.catch_up()
+    duty = "select cascade.heir_duty('q')->'reports'"
+    assert s3.value(duty) == [made["uid"]]
+    assert [(p["node"], p["consumer"], p["events"]) for p in report(s3, s2, made["uid"])["phantoms"]] == [
+        ("s3", "c", 0)
+    ]
+    s2.tick()
+    s3.catch_up()
+    assert s3.value(duty) == []
+    assert s2.value("select cascade.heir_duty('q')->'reports'") == []
 
 
 def test_a_node_below_the_fork_just_goes_on(nodes: Nodes) -> None:

@@ -64,7 +64,8 @@ comment on function cascade_internal.lost_terms(integer, uuid) is 'The terms who
 -- ids, and who here had processed any of it.
 create or replace function cascade.certificate_report("set" text, new_uid uuid)
 returns jsonb
-language plpgsql security definer set search_path = pg_catalog, pg_temp
+-- It is compared with what another session told.
+language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC'
 as $$
 declare
     v_node cascade_internal.node := cascade_internal.find_node(certificate_report."set");
@@ -79,7 +80,7 @@ begin
                and q.term_uid in (select l.uid from cascade_internal.lost_terms(v_node.queue_id, certificate_report.new_uid) as l)
              group by q.state) as x), '{}')
         || jsonb_build_object('phantoms', coalesce(
-            (select jsonb_agg(to_jsonb(p) - 'set' - 'term_uid') from cascade_internal.phantom as p
+            (select jsonb_agg(to_jsonb(p) - 'set' - 'term_uid' order by p.consumer, p.term_uid) from cascade_internal.phantom as p
               where p."set" = certificate_report."set"
                 and p.term_uid in (select l.uid from cascade_internal.lost_terms(v_node.queue_id, certificate_report.new_uid) as l)), '[]'));
 end
