@@ -788,7 +788,7 @@ def test_every_step_is_in_the_journal_of_the_database_it_changed(nodes: Nodes) -
     s1, s2 = nodes.line()
     Switchover(s1, s2).run()
     steps = [row[0] for row in s1.rows("select step from cascade.journal order by journal_id")]
-    assert steps == ["begin switchover", "fence", "offer", "taken", "stand down", "demote"]
+    assert steps == ["add member", "begin switchover", "fence", "offer", "taken", "stand down", "demote"]
     assert [row[0] for row in s2.rows("select step from cascade.journal")] == ["open term"]
 
 

@@ -175,7 +175,11 @@ declare
 begin
     update cascade_internal.ballot as b set closed_at = clock_timestamp()
      where b.queue_id = v_queue.queue_id and b.number = close_ballot.number and b.uid = close_ballot.uid and b.closed_at is null;
-    return found;
+    if not found then
+        return false;
+    end if;
+    perform cascade_internal.note_step(close_ballot."set", null, 'close ballot', jsonb_build_object('number', close_ballot.number, 'uid', close_ballot.uid));
+    return true;
 end
 $$;
 comment on function cascade.close_ballot(text, bigint, uuid) is 'Takes the announcement of a promotion back.';
