@@ -10,8 +10,9 @@ the node's daemon makes as well.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, LiteralString
 
 from psycopg.types.json import Jsonb
@@ -34,9 +35,15 @@ COMMON: LiteralString = "select cascade.last_common(%s, %s)"
 SET_ASIDE: LiteralString = "select cascade.set_aside(%s, %s, %s)"
 RESURRECT: LiteralString = "select cascade.resurrect(%s, %s, %s, %s)"
 RESET_LEAF: LiteralString = "select cascade.reset_leaf(%s, %s)"
+KEYS: LiteralString = "select cascade.quarantine_keys(%s, %s)"
+LOGGED: LiteralString = "select cascade.find_logged(%s, %s)"
+DUPLICATES: LiteralString = "select cascade.note_duplicates(%s, %s)"
 REPORT: LiteralString = "select cascade.certificate_report(%s, %s)"
 AMEND: LiteralString = "select cascade.amend_certificate(%s, %s, %s)"
 CERTIFICATES: LiteralString = "select cascade.describe_set(%s)->'certificates'"
+
+#: Runs a statement that returns one value.
+Call = Callable[..., Awaitable[Any]]
 
 #: Rows that one transaction sets aside.
 CHUNK = 10_000
@@ -97,6 +104,10 @@ async def resurrect(
             raise UnsafeError(f"set {links.set}: {found['left']} events of {step.node} could not be set aside")
         tell(f"{moved} events of {step.node} are in quarantine, {found['left']} to go")
     done = await links.call(step.node, RESURRECT, links.set, Jsonb(fork), step.provider, members, timeout_s=600.0)
+    try:
+        await mark_duplicates(links.set, partial(links.call, step.node), partial(links.call, step.provider))
+    except CascadeError as error:
+        log.info("set %s: duplicates of %s wait for its daemon: %s", links.set, step.node, error.args[0])
     await report(links, step.node, step.provider)
     return {"node": step.node, "fork_tick": str(fork["tick_id"]), "set_aside": moved, "phantoms": done["phantoms"]}
 
@@ -115,19 +126,41 @@ async def last_common(links: Links, node: str, root: str) -> Mapping[str, Any]:
     )
 
 
-async def reset_leaf(links: Links, step: s.ResetLeaf) -> dict[str, Any]:
-    """Take a leaf back to the fork; return what it had processed beyond."""
+async def reset_leaf(links: Links, step: s.ResetLeaf, root: str) -> dict[str, Any]:
+    """Take a leaf back to the fork, and tell the root what it had processed beyond; return that."""
     found = await links.call(step.node, RESET_LEAF, links.set, Jsonb(dict(step.fork)))
+    try:
+        # It may not have heard of the term yet that ended its own.
+        known = await links.call(root, EXCHANGE, links.set, Jsonb([]))
+        await links.call(step.node, EXCHANGE, links.set, Jsonb(known["terms"]))
+    except CascadeError as error:
+        log.info("set %s: the terms of %s wait for its daemon: %s", links.set, step.node, error.args[0])
+    await report(links, step.node, root)
     return {"node": step.node, **found}
+
+
+async def mark_duplicates(set_name: str, node: Call, root: Call) -> int:
+    """Note which of the events set aside at a node are in the root's log; return how many are news.
+
+    After a conflict the path that is kept may have them.  It may be broken off and called again; whatever is left
+    is found when it is republished.
+    """
+    count = after = 0
+    while keys := await node(KEYS, set_name, after):
+        after = keys[-1]["id"]
+        if found := await root(LOGGED, set_name, Jsonb(keys)):
+            count += await node(DUPLICATES, set_name, Jsonb(found))
+    return count
 
 
 async def report(links: Links, node: str, root: str) -> None:
     """Tell the root what a node had beyond forks of open certificates; its daemon does so too, if this fails."""
     try:
         for certificate in await links.call(root, CERTIFICATES, links.set):
-            if node in certificate["pending"] or node in (certificate.get("reports") or {}):
-                uid = certificate["new_uid"]
-                found = await links.call(node, REPORT, links.set, uid)
+            uid = certificate["new_uid"]
+            found = await links.call(node, REPORT, links.set, uid)
+            is_known = node in certificate["pending"] or node in (certificate.get("reports") or {})
+            if is_known or found != {"node": node, "phantoms": []}:
                 await links.call(root, AMEND, links.set, uid, Jsonb(found))
     except CascadeError as error:
         log.info("set %s: the report of %s waits for its daemon: %s", links.set, node, error.args[0])

@@ -127,7 +127,7 @@ class Executor:
                 facts = {**plan.facts, "document": plan.document}
                 await reign.promote(links, step, facts, self.observed.views.values())
             case s.ResetLeaf():
-                self.outcome.reports.append(await comeback.reset_leaf(links, step))
+                self.outcome.reports.append(await comeback.reset_leaf(links, step, plan.root))
             case s.SwitchProvider():
                 old = self.observed.views[step.node].provider
                 await switch(links.home(step.node), step.provider, tells_old=old in self.observed.views)

@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 from typing import Any, LiteralString
 
 from psycopg.types.json import Jsonb
 
 from cascade.db import AsyncConnection, connect
+from cascade.node.comeback import mark_duplicates
 from cascade.node.home import Home
 from cascade.node.signals import Wakeups
 
@@ -78,9 +80,10 @@ class Heir:
 
     async def _report(self, local: AsyncConnection, root: str, uid: str) -> None:
         """Tell the root what this node had beyond a fork, if anything."""
-        report = await self.home.call(local, REPORT, self.home.set, uid)
         conn = await connect(await self.home.address(local, root), service=f"{self.home.set}/heir")
         try:
+            await mark_duplicates(self.home.set, partial(self.home.call, local), partial(self.home.call, conn))
+            report = await self.home.call(local, REPORT, self.home.set, uid)
             await self.home.call(conn, AMEND, self.home.set, uid, Jsonb(report))
         finally:
             conn.pgconn.finish()

@@ -149,7 +149,8 @@ def republish(set_name: str, node_name: str, **rest: Any) -> None:
     """Put events back into the log, at the root, each once whatever happens.
 
     They get new ids at the end of the log; `origin` is the set and `origin_id` the old id, so that a handler can
-    recognise one that it had seen.  Without --id, all that are held.  It may be killed and run again.
+    recognise one that it had seen.  One that the log has already, as after a conflict, is noted as a duplicate.
+    Without --id, all that are held.  It may be killed and run again.
 
     \b
     cascade quarantine republish orders s1 -f orders.yaml --dry-run
@@ -200,13 +201,17 @@ def settle(
     answering(observed, node_name)
     root = observed.tip.node
     answering(observed, root)
-    count = run(topology, observed, lambda links: count_held(links, node_name, term_uid, ids))
+    count, duplicates = run(topology, observed, lambda links: count_held(links, node_name, term_uid, ids)), 0
     if not dry_run and count:
         operate.confirm(f"{count} events of {node_name} will be {state}: go ahead?", yes=yes, as_json=as_json)
-        count = run(topology, observed, lambda links: settle_all(links, node_name, root, state, term_uid, ids))
-    word = "would be" if dry_run else "are"
-    result = {"set": set_name, "node": node_name, "state": state, "events": count, "dry_run": dry_run}
-    out.echo_done(result, f"{count} events {word} {state}", as_json=as_json)
+        count, duplicates = run(
+            topology, observed, lambda links: settle_all(links, node_name, root, state, term_uid, ids)
+        )
+    result = {"set": set_name, "node": node_name, "state": state, "events": count, "duplicates": duplicates}
+    told = f"{count} events {'would be' if dry_run else 'are'} {state}"
+    if duplicates:
+        told += f", {duplicates} are in the log already"
+    out.echo_done(result | {"dry_run": dry_run}, told, as_json=as_json)
 
 
 async def count_held(links: Links, node: str, term_uid: str | None, ids: Sequence[int]) -> int:
@@ -229,22 +234,41 @@ async def pages(
         yield [event for event in page if not ids or event["id"] in ids]
 
 
-async def settle_all(links: Links, node: str, root: str, state: str, term_uid: str | None, ids: Sequence[int]) -> int:
-    """Settle what is held: first at the root, where the key of each makes it once, then where it is kept."""
+async def settle_all(
+    links: Links, node: str, root: str, state: str, term_uid: str | None, ids: Sequence[int]
+) -> tuple[int, int]:
+    """Settle what is held: first at the root, where the key of each makes it once, then where it is kept.
+
+    Returns how many came to that state, and how many turned out to be in the log already.
+    """
     from cascade.node.comeback import report
 
-    count = 0
+    counts = {state: 0, "duplicate": 0}
     async for page in pages(links, node, term_uid, ids):
         for term in dict.fromkeys(event["term_uid"] for event in page):
             mine = [event for event in page if event["term_uid"] == term]
-            new_ids = await republish_page(links, root, term, mine) if state == "republished" else None
-            count += await links.call(node, SETTLE, links.set, term, [event["id"] for event in mine], state, new_ids)
+            if state != "republished":
+                settled = [event["id"] for event in mine]
+                counts[state] += await links.call(node, SETTLE, links.set, term, settled, state, None)
+                continue
+            found = list(zip(mine, await republish_page(links, root, term, mine), strict=True))
+            for word in counts:
+                is_old = word == "duplicate"
+                now = {event["id"]: id for event, id in found if was_there(links.set, event, id) is is_old}
+                if now:
+                    counts[word] += await links.call(node, SETTLE, links.set, term, [*now], word, [*now.values()])
     await report(links, node, root)
-    return count
+    return counts[state], counts["duplicate"]
+
+
+def was_there(set_name: str, event: Mapping[str, Any], id: int) -> bool:
+    """Whether the id that an event has in the log is one that it had before it was set aside."""
+    first: int = event["origin_id"] if event["origin"] == set_name else event["id"]
+    return id in (event["id"], first)
 
 
 async def republish_page(links: Links, root: str, term_uid: str, events: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Insert events at the root, but for those that were before; return their new ids."""
+    """Insert events at the root, but for those that are there; return the id of each in the log."""
     from psycopg.types.json import Jsonb
 
     keys = ("id", "time", "type", "key", "payload", "headers", "origin", "origin_id")

@@ -123,9 +123,10 @@ create table if not exists cascade_internal.quarantine (
     settled   timestamptz,
     constraint quarantine_pkey primary key ("set", term_uid, id),
     constraint quarantine_state_check check (state in ('held', 'republished', 'discarded', 'duplicate', 'control')
-                                             and (state = 'republished') = (new_id is not null))
+                                             and (state in ('republished', 'duplicate')) = (new_id is not null))
 );
 comment on table cascade_internal.quarantine is 'Events that were set aside when their node was resurrected.';
+comment on column cascade_internal.quarantine.new_id is 'Where the log has a republished event or a duplicate; the own id of one that was never lost.';
 comment on column cascade_internal.quarantine.state is 'Control events of a lost tail are kept for people, and counted nowhere.';
 
 -- Who has been put back into the log, once whatever happens; copied through the log.

@@ -22,6 +22,7 @@ from cascade.cli.main import main
 from cascade.dev import Server
 from cascade.errors import TransientError
 from cascade.node import comeback, heir, reign
+from cascade.node.heir import Heir
 from cascade.node.home import Home
 from cascade.node.survey import Links, survey
 from cascade.topology import load
@@ -100,6 +101,21 @@ class Shop:
                 await reign.copy_some(links, node)
 
         asyncio.run(copy())
+
+    def heir(self, node: str) -> None:
+        """Have a branch copy, and take a turn of the service that reports."""
+        self.settle(node)
+
+        async def turn() -> None:
+            topology = load(self.file)
+            home = Links(topology, await survey(topology, "orders")).home(node)
+            local = await home.connect("heir")
+            try:
+                await Heir(home).turn(local)
+            finally:
+                local.pgconn.finish()
+
+        asyncio.run(turn())
 
     def numbers(self, node: str) -> list[int]:
         query = "select (payload->>'n')::int from queue.orders where origin is distinct from '.cascade' order by id"
@@ -395,6 +411,45 @@ def test_a_node_that_did_not_answer_is_told_later(shop: Shop, lost: str) -> None
     assert "told" in shop.run("resolve", "orders", *KEEP)
     assert writers(shop) == ["s2"]
     assert "nothing to resolve" in shop.run("resolve", "orders", *KEEP)
+
+
+@pytest.mark.parametrize("was_back", [False, True])
+def test_what_the_kept_log_has_is_no_event_to_publish_again(shop: Shop, was_back: bool) -> None:
+    """s3 reigns below s2, and s1 is resurrected there; then an operator keeps s2, which has event 4."""
+    shop.insert("s1", 4)
+    shop.settle("s2")
+    shop.insert("s1", 5)
+    for node, number in (("s2", 102), ("s3", 103)):
+        uid = f"00000000-0000-0000-0000-000000000{number}"
+        [tick] = shop.query(node, "select cascade.describe_set('orders')->'tick'")[0]
+        fork = (tick["tick_id"], bytes.fromhex(tick["chain"].removeprefix("\\x")))
+        shop.query(node, "select cascade.open_ballot('orders', %s, %s, %s, %s, %s)", number, uid, node, *fork)
+        shop.query(node, "select cascade.promote('orders', %s, %s, 'failover', %s, %s, '{}')", uid, number, *fork)
+        if node == "s2":
+            shop.connect(lost=("s2",))
+    text = FILE.replace("s3: {database: d3, role: branch, provider: s1}", "s3: {database: d3, role: root}")
+    s1 = "s1: {database: d1, role: root}"
+    shop.file.write_text(text.replace(s1, "s1: {database: d1, role: branch, provider: s3}"))
+    assert "resurrect s1" in shop.run("resurrect", "orders", "s1")
+    if was_back:
+        assert shop.json("quarantine", "republish", "orders", "s1")["events"] == 2
+    shop.connect()
+    shop.run("plan", code=3)
+    shop.run("resolve", "orders", "--keep", "00000000-0000-0000-0000-000000000102", "--reason", "it has more")
+    shop.run("topology", "export", str(shop.file), "--write")
+    assert "resurrect s3" in shop.run("resurrect", "orders", "s3")
+    query = "select state, new_id = id from cascade.read_quarantine('orders') where state <> 'control'"
+    assert shop.query("s3", query) == ([("duplicate", False), ("held", None)] if was_back else [])
+    done = shop.json("quarantine", "republish", "orders", "s3" if was_back else "s1")
+    assert (done["events"], done["duplicates"]) == (1, 0 if was_back else 1)
+    assert shop.numbers("s2") == [1, 2, 3, 4, 5]
+    assert "0 events are republished" in shop.run("quarantine", "republish", "orders", "s1")
+    shop.settle("s3")
+    shop.heir("s1")
+    assert shop.query("s1", query) == [("duplicate", True), ("republished", False)]
+    [certificate] = shop.json("certificate", "list", "orders")
+    counts = [certificate[key] for key in ("state", "tail", "republished", "discarded", "duplicates", "held")]
+    assert counts == ["closed", *([3, 2, 0, 1, 0] if was_back else [1, 1, 0, 0, 0])]
 
 
 def test_somebody_at_a_terminal_is_asked(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

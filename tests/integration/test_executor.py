@@ -369,6 +369,9 @@ def test_a_lost_root_is_followed_and_comes_back_with_its_tail_in_quarantine(shop
     assert shop.s4.position() == plan.loss.fork, "the leaf is back at the fork"
     [(state, pending, fenced_by)] = shop.s2.rows("select state, pending, fenced_by from cascade.certificates")
     assert (state, pending, fenced_by) == ("open", ["s1"], "its power is off")
+    certificate = shop.s2.value("select certificate from cascade.certificates")
+    seen = [(p["node"], p["consumer"], p["from_tick"], p["to_tick"]) for p in certificate["phantoms"]]
+    assert seen == [("s4", ".leaf", plan.loss.fork, plan.loss.counted_to)], "the leaf's is known before its daemon runs"
 
     # The old root has heard of nothing, and takes inserts until it does.
     shop.root.insert({"n": 10})
@@ -620,5 +623,39 @@ def test_a_node_that_left_the_file_is_dropped(shop: Shop) -> None:
 def test_every_step_is_in_the_journal_of_the_database_that_it_changed(shop: Shop) -> None:
     shop.carry_out(switchover(shop.topology, "q", "s2"))
     steps = [row[0] for row in shop.root.rows("select step from cascade.journal order by journal_id")]
+    steps = [step for step in steps if step != "add member"]
     assert steps[:4] == ["begin switchover", "fence", "offer", "taken"] and "demote" in steps
     assert "open term" in [row[0] for row in shop.s2.rows("select step from cascade.journal")]
+
+
+def test_each_kind_of_step_leaves_a_line_in_the_journal(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step that a plan can have is taken here: whoever adds a kind has it journaled, and adds a plan with it."""
+    seen: dict[type[s.Step], set[str]] = {}
+    take = Executor._take
+
+    def journal() -> list[tuple[str, int, str]]:
+        query = "select journal_id, step from cascade.journal"
+        return [(name, *row) for name, node in shop.nodes.made.items() for row in node.rows(query)]
+
+    async def watch(self: Executor, step: s.Step) -> None:
+        before = journal()
+        await take(self, step)
+        seen.setdefault(type(step), set()).update(line[2] for line in journal() if line not in before)
+
+    monkeypatch.setattr(Executor, "_take", watch)
+    op_id = str(uuid.uuid4())
+    shop.root.value("select cascade.begin_operation('q', %s, 'switchover', 's3', '0 s')", op_id)
+    shop.root.value("select cascade.raise_fence('q', %s)", op_id)
+    shop.carry_out(shop.topology)
+    shop.carry_out(switchover(shop.topology, "q", "s2"))
+    shop.carry_out(switchover(shop.topology, "q", "s1"))
+    wanted = lose_root(shop)
+    shop.carry_out(wanted, **DEAD)
+    wanted = replace(wanted, databases=shop.topology.databases)
+    shop.carry_out(wanted)
+    few = {name: node for name, node in wanted.sets["q"].nodes.items() if name != "s1"}
+    shop.carry_out(replace(wanted, sets={"q": replace(wanted.sets["q"], nodes=few)}))
+    assert seen.keys() == {step for step in s.STEPS.values() if not step.is_note}
+    assert [step.__name__ for step, lines in seen.items() if not lines] == []
+    assert seen[s.SwitchProvider] == {"set provider"} and seen[s.CatchUp] == {"set provider"}
+    assert seen[s.DropNode] == {"drop member"} and seen[s.CloseBallots] == {"close ballot"}

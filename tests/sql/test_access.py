@@ -124,6 +124,9 @@ CALLS = {
     "set_aside": "cascade.set_aside('{q}', '{{}}')",
     "resurrect": "cascade.resurrect('{q}', '{{}}', 'mine')",
     "reset_leaf": "cascade.reset_leaf('{q}', '{{}}')",
+    "quarantine_keys": "cascade.quarantine_keys('{q}')",
+    "find_logged": "cascade.find_logged('{q}', '[]')",
+    "note_duplicates": "cascade.note_duplicates('{q}', '[]')",
     "certificate_report": f"cascade.certificate_report('{{q}}', '{UID}')",
     "amend_certificate": f"cascade.amend_certificate('{{q}}', '{UID}', '{{{{}}}}')",
     "declare_destroyed": f"cascade.declare_destroyed('{{q}}', '{UID}', 'mine', 'gone')",
@@ -145,8 +148,9 @@ NODE = {
     "register_subscriber", "forget_subscriber", "fetch_copy", "next_copy", "check_copy", "begin_copy", "finish_copy",
     "finish_leaf_copy", "store_copy", "tell", "report", "advance_watermark", "describe_set", "exchange_terms",
     "stand_down", "complete_fence", "name_writers", "root_duty", "heir_duty", "take_handover", "note_withdrawn",
-    "next_term_number", "renew_term", "promote", "demote", "certificate_report", "amend_certificate", "move_consumer",
-    "accept_consumer", "refuse_consumer", "finish_move", "cancel_move",
+    "next_term_number", "renew_term", "promote", "demote", "quarantine_keys", "find_logged", "note_duplicates",
+    "certificate_report", "amend_certificate", "move_consumer", "accept_consumer", "refuse_consumer", "finish_move",
+    "cancel_move",
 }  # fmt: skip
 PRODUCER = {"post", "post_many", "reserve_id", "payload_limit"}
 CONSUMER = {

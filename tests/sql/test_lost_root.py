@@ -15,6 +15,7 @@ from tests.fixtures.failover import (
     common,
     demote,
     fail_over,
+    mark_duplicates,
     members_of,
     open_ballot,
     promote,
@@ -52,6 +53,17 @@ def aside(node: Node) -> list[tuple[Any, str]]:
     """What was set aside at a node, control events left out."""
     query = "select payload, state from cascade.read_quarantine('q') where state <> 'control' order by id"
     return [(int(payload), state) for payload, state in node.rows(query)]
+
+
+def process(leaf: Node) -> None:
+    """Have a leaf process what follows, and learn what its control events say."""
+    while (fetched := leaf.fetch(read=False)) is not None:
+        rows = fetched.provider.rows(f"select type, payload from ({fetched.query}) as e where origin = '.cascade'")
+        controls = Jsonb([{"type": type, "payload": payload} for type, payload in rows])
+        with leaf.main.transaction():
+            begin = "select cascade.begin_copy('q', %s, %s, %s, %s)"
+            leaf.main.execute(begin, (fetched.provider.node, fetched.generation, *fetched.after))
+            leaf.main.execute("select cascade.finish_leaf_copy('q', %s, %s)", (Jsonb(fetched.ticks), controls))
 
 
 # Promotion
@@ -484,6 +496,40 @@ def test_a_leaf_ahead_of_the_fork_is_set_back_and_says_what_it_had_processed(nod
     assert leaf.value("select cascade.reset_leaf('q', %s)", Jsonb(fork))["changed"] is False
     leaf.switch(s2)
     assert leaf.join()["answer"] == "on path"
+    process(leaf)
+    duty = "select cascade.heir_duty('q')->'reports'"
+    assert leaf.value(duty) == [made["uid"]], "its daemon tells the root, which did not ask for it"
+    [phantom] = report(leaf, s2, made["uid"])["phantoms"]
+    told = [phantom[key] for key in ("node", "consumer", "from_tick", "to_tick", "events")]
+    assert told == ["s3", ".leaf", made["fork_tick"], ahead, 1]
+    s2.tick()
+    process(leaf)
+    assert leaf.value(duty) == []
+
+
+def test_a_branch_that_lost_no_event_says_who_had_processed_some(nodes: Nodes) -> None:
+    """What was beyond the fork are ticks of the old root alone, yet a consumer here had gone that far."""
+    s1, s2, s3 = nodes.line(3)
+    s3.switch(s1)
+    nodes.settle()
+    s3.rows("select cascade.subscribe('q', 'c')")
+    s1.tick()
+    s3.catch_up()
+    assert s3.drain("c") == []
+    made = fail_over(s2, s3)
+    s3.value("select cascade.exchange_terms('q', %s)", Jsonb(s2.describe()["terms"]))
+    assert resurrect(s3, s2)["phantoms"] != []
+    s3.join()
+    s3.catch_up()
+    duty = "select cascade.heir_duty('q')->'reports'"
+    assert s3.value(duty) == [made["uid"]]
+    assert [(p["node"], p["consumer"], p["events"]) for p in report(s3, s2, made["uid"])["phantoms"]] == [
+        ("s3", "c", 0)
+    ]
+    s2.tick()
+    s3.catch_up()
+    assert s3.value(duty) == []
+    assert s2.value("select cascade.heir_duty('q')->'reports'") == []
 
 
 def test_a_node_below_the_fork_just_goes_on(nodes: Nodes) -> None:
@@ -510,7 +556,9 @@ def test_an_event_is_republished_once_whatever_happens(nodes: Nodes) -> None:
     for term_uid, event_id, event in held:
         call = "select cascade.republish('q', %s, %s, %s)"
         first = s2.value(call, term_uid, event_id, Jsonb(event))
+        s2.main.execute("set timezone = 'Asia/Tokyo'")
         assert s2.value(call, term_uid, event_id, Jsonb(event)) == first, "a repeat finds the key"
+        s2.main.execute("reset timezone")
         ids.append((event_id, first))
     s2.tick()
     found = s2.rows("select payload, origin, origin_id, id from queue.q where origin = 'q' order by id")
@@ -745,6 +793,135 @@ def test_what_is_given_up_is_in_the_certificate_of_the_term_that_it_stood_beside
     assert (done["state"], done["tail"], done["held"]) == ("closed", 1, 1)
 
 
+def split(nodes: Nodes) -> tuple[Node, Node, Node, dict[str, Any]]:
+    """Have s2 reign with event 2 and s3 without, at once; s1 is set back below s3, with 2 and 3 set aside."""
+    s1, s2, s3 = nodes.line(3)
+    s3.switch(s1)
+    nodes.settle()
+    s1.insert(2)
+    s1.tick()
+    s2.catch_up()
+    s1.insert(3)
+    one = fail_over(s2, without=["s3"])
+    fail_over(s3, without=["s2"])
+    stand_down(s1, s3)
+    resurrect(s1, s3)
+    assert aside(s1) == [(2, "held"), (3, "held")]
+    assert mark_duplicates(s1, s3) == 0
+    return s1, s2, s3, one
+
+
+def keep(one: dict[str, Any], kept: Node, *others: Node) -> None:
+    """Have the nodes meet, and an operator keep one term."""
+    for node in others:
+        for a, b in ((kept, node), (node, kept)):
+            a.value("select cascade.stand_down('q', %s)", Jsonb(b.value("select cascade.describe_set('q')->'terms'")))
+    for node in (kept, *others):
+        node.value("select cascade.resolve('q', %s, 'it has more')", one["uid"])
+        node.value("select cascade.complete_fence('q')")
+
+
+def republish(node: Node, root: Node) -> list[tuple[int, int]]:
+    """Have the root take what is held at a node, noting it nowhere; returns its ids, old and new."""
+    call = "select cascade.republish('q', %s, %s, %s)"
+    return [(id, int(root.value(call, term_uid, id, Jsonb(event)))) for term_uid, id, event in node.rows(HELD)]
+
+
+COUNTS = ("tail", "republished", "discarded", "duplicates", "held")
+
+
+def test_what_the_kept_log_has_under_its_first_id_is_not_published_again(nodes: Nodes) -> None:
+    """The trace that the model finds; event 2 was set aside below a term that an operator gave up afterwards."""
+    s1, s2, s3, one = split(nodes)
+    keep(one, s2, s1, s3)
+    [(two, again), (three, new)] = republish(s1, s2)
+    assert (again == two, new != three) == (True, True)
+    s2.tick()
+    assert payloads(s2) == [2, 3]
+    assert mark_duplicates(s1, s2) == 1
+    assert mark_duplicates(s1, s2) == 0
+    assert s1.rows("select id, state, new_id from cascade.read_quarantine('q') where state <> 'control'") == [
+        (two, "duplicate", two),
+        (three, "held", None),
+    ]
+    done = report(s1, s2, one["uid"])
+    assert [done[key] for key in COUNTS] == [1, 0, 0, 0, 1], "what the fork sees was never lost"
+
+
+def test_a_copy_of_what_the_kept_log_has_is_a_duplicate_and_the_numbers_add_up(nodes: Nodes) -> None:
+    """The side that is given up had published both events again."""
+    s1, s2, s3, one = split(nodes)
+    first = republish(s1, s3)
+    s3.tick()
+    keep(one, s2, s1, s3)
+    resurrect(s3, s2)
+    assert mark_duplicates(s3, s2) == 1
+    query = "select id, state, new_id from cascade.read_quarantine('q') where state <> 'control'"
+    assert s3.rows(query) == [(first[0][1], "duplicate", first[0][0]), (first[1][1], "held", None)]
+    [(_, new)] = republish(s3, s2)
+    assert [id for _, id in republish(s1, s2)] == [first[0][0], new]
+    s2.tick()
+    assert payloads(s2) == [2, 3]
+    mark_duplicates(s1, s2)
+    for node in (s1, s3):
+        [(term_uid, id, _)] = node.rows(HELD)
+        call = "select cascade.settle_quarantine('q', %s, %s, 'republished', %s)"
+        assert node.value(call, term_uid, [id], [new]) == 1
+        done = report(node, s2, one["uid"])
+    assert [done[key] for key in COUNTS] == [3, 2, 0, 1, 0]
+    assert (done["state"], done["copies"]) == ("closed", 0)
+
+
+def test_a_duplicate_that_came_late_is_found_and_an_event_open_at_the_fork_is_none(nodes: Nodes) -> None:
+    s1, s2, s3 = nodes.line(3)
+    s3.switch(s1)
+    nodes.settle()
+    reserved = s1.value("select cascade.reserve_id('q')")
+    with s1.connect(autocommit=False) as long, s1.connect(autocommit=False) as longer:
+        s1.insert(2, conn=long)
+        s1.insert(3, conn=longer)
+        for _ in range(3):
+            s1.insert(0)
+            s1.tick()
+        long.commit()
+        s1.value("select cascade.post('q', '1', id => %s)", reserved)
+        s1.tick()
+        s2.catch_up()
+        longer.commit()
+    one = fail_over(s2, without=["s3"])
+    fail_over(s3, without=["s2"])
+    stand_down(s1, s3)
+    resurrect(s1, s3)
+    keep(one, s2, s1, s3)
+    assert mark_duplicates(s1, s2) == 5
+    assert sorted(aside(s1)) == [*[(0, "duplicate")] * 3, (1, "duplicate"), (2, "duplicate"), (3, "held")]
+
+
+def test_what_rotation_has_taken_away_cannot_be_looked_up(nodes: Nodes) -> None:
+    s1, s2, s3, one = split(nodes)
+    keep(one, s2, s1, s3)
+    [(_, two, _), _] = s1.rows(HELD)
+    call = "select cascade.find_logged('q', %s)"
+    keys = Jsonb(s1.value("select cascade.quarantine_keys('q')"))
+    assert [found["id"] for found in s2.value(call, keys)] == [two]
+    s2.main.execute(f"delete from cascade_internal.event_{s2.queue_id}_0 where id = {two}".encode())
+    assert s2.value(call, keys) == []
+
+
+def test_a_duplicate_that_leaves_the_log_in_its_turn_is_held_again(nodes: Nodes) -> None:
+    s1, s2, s3, one = split(nodes)
+    keep(one, s2, s1, s3)
+    assert mark_duplicates(s1, s2) == 1
+    # s1 follows the path that was kept, and gets the event back; then it leaves that path below the event.
+    fork = s1.describe()["tick"]
+    s1.switch(s2)
+    s1.join()
+    s1.catch_up()
+    assert 2 in payloads(s1)
+    set_aside(s1, Jsonb(fork))
+    assert aside(s1) == [(2, "held"), (3, "held")]
+
+
 def test_a_term_that_does_not_end_this_one_fences_nobody(nodes: Nodes) -> None:
     s1, _s2 = lost(nodes)
     stranger = {
@@ -860,7 +1037,7 @@ def test_every_step_is_in_the_journal_of_the_database_it_changed(nodes: Nodes) -
     s1, s2 = nodes.line()
     Switchover(s1, s2).run()
     steps = [row[0] for row in s1.rows("select step from cascade.journal order by journal_id")]
-    assert steps == ["begin switchover", "fence", "offer", "taken", "stand down", "demote"]
+    assert steps == ["add member", "begin switchover", "fence", "offer", "taken", "stand down", "demote"]
     assert [row[0] for row in s2.rows("select step from cascade.journal")] == ["open term"]
 
 

@@ -81,6 +81,9 @@ as $$
            'cascade.renew_term(text),'
            'cascade.promote(text, uuid, bigint, text, bigint, bytea, jsonb),'
            'cascade.demote(text, text, jsonb),'
+           'cascade.quarantine_keys(text, bigint, integer),'
+           'cascade.find_logged(text, jsonb),'
+           'cascade.note_duplicates(text, jsonb),'
            'cascade.certificate_report(text, uuid),'
            'cascade.amend_certificate(text, uuid, jsonb)'
 $$;

@@ -121,7 +121,8 @@ comment on function cascade_internal.lost_terms(integer, uuid) is 'The terms who
 -- ids, and who here had processed any of it.
 create or replace function cascade.certificate_report("set" text, new_uid uuid)
 returns jsonb
-language plpgsql security definer set search_path = pg_catalog, pg_temp
+-- It is compared with what another session told.
+language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC'
 as $$
 declare
     v_node cascade_internal.node := cascade_internal.find_node(certificate_report."set");
@@ -131,10 +132,12 @@ begin
             select q.state, range_agg(int8range(q.id, q.id + 1))::text as ids
               from cascade_internal.quarantine as q
              where q."set" = certificate_report."set" and q.state <> 'control'
+               -- What is in the log under its own id lies before the fork: it was never lost.
+               and not (q.state = 'duplicate' and q.new_id = q.id)
                and q.term_uid in (select l.uid from cascade_internal.lost_terms(v_node.queue_id, certificate_report.new_uid) as l)
              group by q.state) as x), '{}')
         || jsonb_build_object('phantoms', coalesce(
-            (select jsonb_agg(to_jsonb(p) - 'set' - 'term_uid') from cascade_internal.phantom as p
+            (select jsonb_agg(to_jsonb(p) - 'set' - 'term_uid' order by p.consumer, p.term_uid) from cascade_internal.phantom as p
               where p."set" = certificate_report."set"
                 and p.term_uid in (select l.uid from cascade_internal.lost_terms(v_node.queue_id, certificate_report.new_uid) as l)), '[]'));
 end
@@ -223,9 +226,142 @@ end
 $$;
 comment on function cascade_internal.show_certificate(text, cascade_internal.certificate) is 'A certificate with its numbers.';
 
+-- What tells two events of one id apart: what they say, the same on every server, whatever its time zone.
+create or replace function cascade_internal.event_digest("time" timestamptz, type text, key text, payload text, headers text)
+returns text
+language sql stable set search_path = pg_catalog, pg_temp
+as $$
+    select md5(concat_ws('|', extract(epoch from event_digest."time"), event_digest.type, event_digest.key, event_digest.payload, event_digest.headers))
+$$;
+comment on function cascade_internal.event_digest(timestamptz, text, text, text, text) is 'What an event says, as one value to compare.';
+
+-- How far each term goes on the path of this log: up to the fork that ended it, the newest one without end.
+create or replace function cascade_internal.ends_of_path(queue cascade_internal.queue)
+returns table (number bigint, tick_id bigint, high bigint, event_seq bigint)
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_uid constant uuid := (cascade_internal.newest_tick((ends_of_path.queue).queue_id, (ends_of_path.queue).slots)).term_uid;
+begin
+    return query
+        with path as materialized (
+            select p.* from cascade_internal.path_terms((ends_of_path.queue).queue_id, v_uid) as p)
+        -- A term of which this path has no tick is not among them.
+        select p.number, f.tick_id, f.high, f.event_seq
+          from path as p,
+               lateral (select (e.fork->>'tick_id')::bigint as tick_id, (e.fork->>'high')::bigint as high, (e.fork->>'event_seq')::bigint as event_seq
+                          from path as e where (e.fork->>'term_uid')::uuid = p.uid order by 1 limit 1) as f
+         where p.uid <> v_uid
+         union all
+        select p.number, 9223372036854775807, 9223372036854775807, 9223372036854775807
+          from path as p where p.uid = v_uid;
+end
+$$;
+comment on function cascade_internal.ends_of_path(cascade_internal.queue) is 'How far each term goes on the path of a log.';
+
+-- Whether an event is in this log under that id.  No index has the ids; but no tick sees an event whose id was handed out after
+-- it, so the event lies behind the last tick that is too old for it: its transaction had begun before the next one, or, when the id was
+-- reserved, later.  What rotation has taken away is not found.
+create or replace function cascade_internal.is_logged(queue cascade_internal.queue, id bigint, digest text)
+returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
+as $$
+declare
+    v_ticks constant text := cascade_internal.held_ticks(is_logged.queue);
+    v_end   record;
+    v_prev  cascade_internal.tick;
+    v_next  bigint;
+    v_high  bigint;
+    v_slot  integer;
+    v_found boolean;
+begin
+    select e.* into v_end from cascade_internal.ends_of_path(is_logged.queue) as e
+     where e.number = is_logged.id / 1000000000000 and e.event_seq >= is_logged.id;
+    if not found then
+        return false;
+    end if;
+    execute format('select x.* from (%s) as x where x.tick_id < $1 and x.event_seq < $2 order by x.tick_id desc limit 1', v_ticks)
+       into v_prev using v_end.tick_id, is_logged.id;
+    execute format('select x.high from (%s) as x where x.tick_id > $1 and x.tick_id <= $2 order by x.tick_id limit 1', v_ticks)
+       into v_next using coalesce(v_prev.tick_id, 0), v_end.tick_id;
+    foreach v_high in array array[v_next, v_end.high] loop
+        for v_slot in 0 .. (is_logged.queue).slots - 1 loop
+            execute format('select exists (select from cascade_internal.event_%s_%s as e'
+                           ' where (e.txid >= $1 and e.txid < $2 or e.txid = any ($3)) and e.id = $4'
+                           ' and cascade_internal.event_digest(e."time", e.type, e.key, e.payload::text, e.headers::text) = $5)',
+                           (is_logged.queue).queue_id, v_slot)
+               into v_found using coalesce(v_prev.high, 0), v_high, coalesce(v_prev."open", '{}'), is_logged.id, is_logged.digest;
+            if v_found then
+                return true;
+            end if;
+        end loop;
+    end loop;
+    return false;
+end
+$$;
+comment on function cascade_internal.is_logged(cascade_internal.queue, bigint, text) is 'Whether an event is in the log under an id.';
+
+-- cascade.quarantine_keys(set, after, max): events that were set aside here and not discarded, each by its term, its id, the id it had
+-- first, and a digest of it.  Those that were republished are among them: a term into which they were may have been given up.
+create or replace function cascade.quarantine_keys("set" text, after bigint default 0, max integer default 1000)
+returns jsonb
+language sql stable security definer set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(jsonb_agg(jsonb_build_object('term_uid', x.term_uid, 'id', x.id, 'first_id', x.first_id, 'digest', x.digest) order by x.id), '[]')
+      from (select q.term_uid, q.id, case when q.origin = q."set" then coalesce(q.origin_id, q.id) else q.id end as first_id,
+                   cascade_internal.event_digest(q."time", q.type, q.key, q.payload::text, q.headers::text) as digest
+              from cascade_internal.quarantine as q
+             where q."set" = quarantine_keys."set" and q.state in ('held', 'republished') and q.id > quarantine_keys.after
+             order by q.id
+             limit quarantine_keys.max) as x
+$$;
+comment on function cascade.quarantine_keys(text, bigint, integer) is 'Events that were set aside here, by what tells whether a log has them.';
+
+-- cascade.find_logged(set, keys): those of the events set aside at some node that this log has, with the id under which it has them.  After a
+-- conflict the path that is kept may have what another one had lost.
+create or replace function cascade.find_logged("set" text, keys jsonb)
+returns jsonb
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_queue cascade_internal.queue := cascade_internal.find_queue(find_logged."set");
+    v_key   record;
+    v_found jsonb := '[]';
+begin
+    -- Most lie beyond the fork by their number alone, and cost no look.
+    for v_key in
+        select k.term_uid, k.id, k.digest, x.id as new_id
+          from jsonb_to_recordset(find_logged.keys) as k(term_uid uuid, id bigint, first_id bigint, digest text)
+         cross join lateral (select k.first_id union select k.id) as x(id)
+          join cascade_internal.ends_of_path(v_queue) as e on e.number = x.id / 1000000000000 and e.event_seq >= x.id
+    loop
+        if cascade_internal.is_logged(v_queue, v_key.new_id, v_key.digest) then
+            v_found := v_found || jsonb_build_object('term_uid', v_key.term_uid, 'id', v_key.id, 'new_id', v_key.new_id);
+        end if;
+    end loop;
+    return v_found;
+end
+$$;
+comment on function cascade.find_logged(text, jsonb) is 'Which of the events set aside at some node are in this log.';
+
+-- cascade.note_duplicates(set, logged): events that were set aside here, and that the log of the root has.  Returns how many are news.
+create or replace function cascade.note_duplicates("set" text, logged jsonb)
+returns bigint
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (select coalesce(sum(cascade.settle_quarantine(note_duplicates."set", x.term_uid, x.ids, 'duplicate', x.new_ids)), 0)
+              from (select f.term_uid, array_agg(f.id order by f.id) as ids, array_agg(f.new_id order by f.id) as new_ids
+                      from jsonb_to_recordset(note_duplicates.logged) as f(term_uid uuid, id bigint, new_id bigint)
+                     group by f.term_uid) as x);
+end
+$$;
+comment on function cascade.note_duplicates(text, jsonb) is 'Notes which of the events set aside here the log has.';
+
 -- cascade.republish(set, term_uid, id, event): puts an event of a lost tail into the log, once whatever happens: the key is here, at the
 -- root, and goes with the log.  It keeps its time, and its old id as origin.  One that was republished before, into a term
--- that was lost in its turn, may be set aside twice: its first id is a key as well.
+-- that was lost in its turn, may be set aside twice: its first id is a key as well.  Returns its id in the log: a new one, unless the
+-- log has it under its first id already, as it may after a conflict.
 create or replace function cascade.republish("set" text, term_uid uuid, id bigint, event jsonb)
 returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -237,8 +373,8 @@ declare
     v_first bigint := republish.id;
     v_term  uuid := republish.term_uid;
     -- A root that lost its tail issues ids again: what the event says tells two of one id apart.
-    v_digest constant text := md5(concat_ws('|', (republish.event->>'time')::timestamptz, republish.event->>'type', republish.event->>'key',
-                                            republish.event->>'payload', republish.event->>'headers'));
+    v_digest constant text := cascade_internal.event_digest((republish.event->>'time')::timestamptz, republish.event->>'type', republish.event->>'key',
+                                                            republish.event->>'payload', republish.event->>'headers');
 begin
     -- An event that was republished before, and lost again, is the same event: its first id counts.
     if republish.event->>'origin' = v_queue.name and republish.event->>'origin_id' is not null then
@@ -250,6 +386,8 @@ begin
      where r.queue_id = v_queue.queue_id and r.term_uid = v_term and r.id = v_first and r.digest = v_digest;
     if found then
         return v_id;
+    elsif cascade_internal.is_logged(v_queue, v_first, v_digest) then
+        return v_first;
     end if;
     execute format('insert into queue.%I ("time", type, key, payload, headers, origin, origin_id)'
                    ' values ($1, $2, $3, $4, $5, $6, $7) returning id', v_queue.name)
@@ -282,7 +420,8 @@ as $$
 $$;
 comment on function cascade.read_quarantine(text, uuid, text, bigint, integer) is 'Events that were set aside here.';
 
--- cascade.settle_quarantine(set, term_uid, ids, state, new_ids): notes what became of events that are held.  Settled ones stay as they are.
+-- cascade.settle_quarantine(set, term_uid, ids, state, new_ids): notes what became of events that are held: republished or duplicate, with
+-- the id under which the log has each, or discarded.  Settled ones stay as they are, but a republished one may turn out to be a duplicate.
 create or replace function cascade.settle_quarantine("set" text, term_uid uuid, ids bigint[], state text, new_ids bigint[] default null)
 returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -291,15 +430,16 @@ declare
     v_count bigint;
 begin
     if settle_quarantine.state is null or settle_quarantine.state not in ('republished', 'discarded', 'duplicate')
-       or (settle_quarantine.state = 'republished') <> (coalesce(cardinality(settle_quarantine.new_ids), 0) = cardinality(settle_quarantine.ids) and settle_quarantine.ids <> '{}') then
-        raise exception 'events of a quarantine are republished, each with its new id, discarded, or duplicates'
-            using errcode = 'QC003', hint = 'Pass one new id for each id when they were republished, and none otherwise.';
+       or (settle_quarantine.state <> 'discarded') <> (coalesce(cardinality(settle_quarantine.new_ids), 0) = cardinality(settle_quarantine.ids) and settle_quarantine.ids <> '{}') then
+        raise exception 'events of a quarantine are republished or duplicates, each with its id in the log, or discarded'
+            using errcode = 'QC003', hint = 'Pass the id in the log for each id, and none when they are discarded.';
     end if;
     perform cascade_internal.commit_durably();
     update cascade_internal.quarantine as q
        set state = settle_quarantine.state, new_id = x.new_id, settled = clock_timestamp()
       from unnest(settle_quarantine.ids, settle_quarantine.new_ids) as x(id, new_id)
-     where q."set" = settle_quarantine."set" and q.term_uid = settle_quarantine.term_uid and q.id = x.id and q.state = 'held';
+     where q."set" = settle_quarantine."set" and q.term_uid = settle_quarantine.term_uid and q.id = x.id
+       and (q.state = 'held' or q.state = 'republished' and settle_quarantine.state = 'duplicate');
     get diagnostics v_count = row_count;
     if v_count > 0 then
         perform cascade_internal.note_step(settle_quarantine."set", null, settle_quarantine.state, jsonb_build_object('events', v_count, 'term_uid', settle_quarantine.term_uid));

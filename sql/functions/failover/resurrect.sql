@@ -95,6 +95,11 @@ declare
     v_left  bigint := 0;
 begin
     for v_slot in 0 .. v_queue.slots - 1 loop
+        -- Set aside before, and back in the log since, as another path was kept: now it leaves the log again.
+        execute format('update cascade_internal.quarantine as x set state = ''held'', new_id = null, settled = null'
+                       ' from cascade_internal.event_%s_%s as e where %s and x."set" = %L and x.id = e.id and x.txid = e.txid'
+                       ' and x.state in (''republished'', ''duplicate'')',
+                       v_queue.queue_id, v_slot, cascade_internal.tail_where(v_fork), v_queue.name);
         -- A tail may reach over several terms; an id says which.
         execute format(
             'insert into cascade_internal.quarantine ("set", term_uid, id, "time", txid, type, key, payload, headers, origin, origin_id, state)'

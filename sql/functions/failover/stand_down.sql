@@ -295,6 +295,16 @@ end
 $$;
 comment on function cascade_internal.become_branch(cascade_internal.queue, cascade_internal.node, text, jsonb, text) is 'Makes a former root, or a carrier that lost its tail, a branch.';
 
+-- A report without what says nothing: who had processed nothing is as good as not listed.
+create or replace function cascade_internal.plain_report(report jsonb)
+returns jsonb
+language sql immutable set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(plain_report.report, '{}') - 'node' - 'destroyed'
+           - case when plain_report.report->'phantoms' = '[]' then 'phantoms' else '' end
+$$;
+comment on function cascade_internal.plain_report(jsonb) is 'A report, as it is compared with another one.';
+
 -- cascade.heir_duty(set): what the daemon of a branch has to do besides copying: take an offer whose closing tick it has
 -- applied, and report what it had beyond a fork.
 create or replace function cascade.heir_duty("set" text)
@@ -317,10 +327,11 @@ begin
                      where c.queue_id = v_queue.queue_id and v_node.role <> 'root'
                        -- Also a carrier that nobody missed may have had something; and what was set aside may have been settled since.
                        and (v_node.node = any (c.pending)
-                            or cascade.certificate_report(heir_duty."set", c.new_uid) - 'node' - 'phantoms'
-                               is distinct from coalesce(c.reports->v_node.node, '{}') - 'phantoms' - 'destroyed')
+                            or cascade_internal.plain_report(cascade.certificate_report(heir_duty."set", c.new_uid))
+                               <> cascade_internal.plain_report(c.reports->v_node.node))
                        and exists (select from cascade_internal.path_terms(v_queue.queue_id, v_last.term_uid) as p where p.uid = c.new_uid)),
-        'root', cascade_internal.root_name(v_queue.queue_id));
+        -- Not as the members have it: those may come from a root that was given up.
+        'root', (select t.node from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.uid = v_last.term_uid));
 end
 $$;
 comment on function cascade.heir_duty(text) is 'What the daemon of a branch or leaf has to do besides copying.';

@@ -212,11 +212,12 @@ declare
 begin
     update cascade_internal.ballot as b set closed_at = clock_timestamp()
      where b.queue_id = v_queue.queue_id and b.number = close_ballot.number and b.uid = close_ballot.uid and b.closed_at is null;
-    if found then
-        perform pg_notify('cascade_node', v_queue.name);
-        return true;
+    if not found then
+        return false;
     end if;
-    return false;
+    perform cascade_internal.note_step(close_ballot."set", null, 'close ballot', jsonb_build_object('number', close_ballot.number, 'uid', close_ballot.uid));
+    perform pg_notify('cascade_node', v_queue.name);
+    return true;
 end
 $$;
 comment on function cascade.close_ballot(text, bigint, uuid) is 'Takes the announcement of a promotion back.';

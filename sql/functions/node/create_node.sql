@@ -110,6 +110,10 @@ begin
                         (select n.generation from cascade_internal.node as n where n.queue_id = v_node.queue_id)
             using errcode = 'QC209', hint = 'Somebody changed it at the same time: look again.';
     end if;
+    perform cascade_internal.note_step(change_node."set", null,
+        case when change_node.provider is not null then 'set provider' when change_node.state = 'paused' then 'pause' else 'resume' end,
+        case when change_node.provider is null then '{}' else
+             jsonb_build_object('from', v_node.provider, 'to', change_node.provider, 'by_file', change_node.from_file) end);
     perform pg_notify('cascade_node', change_node."set");
     return v_node.generation;
 end

@@ -132,6 +132,7 @@ begin
                add_member.role, cascade_internal.watermark(v_queue), add_member.location, cascade_internal.next_version(v_queue.queue_id)
         returning member.* into v_member;
         perform cascade_internal.post_control(v_queue, 'cascade.member', to_jsonb(v_member) - 'queue_id');
+        perform cascade_internal.note_step(v_queue.name, null, 'add member', jsonb_build_object('member', v_member.node, 'role', v_member.role));
     elsif v_member.role <> add_member.role then
         raise exception 'member "%" of set "%" is a %, not a %', add_member.node, add_member."set", v_member.role, add_member.role
             using errcode = 'QC207', hint = 'Choose another name, or drop the member first.';
@@ -143,6 +144,7 @@ begin
             update cascade_internal.member as m
                set since_tick = cascade_internal.watermark(v_queue)
              where m.queue_id = v_queue.queue_id and m.node = add_member.node;
+            perform cascade_internal.note_step(v_queue.name, null, 'add member', jsonb_build_object('member', v_member.node, 'was', v_member.state));
         end if;
         perform cascade_internal.change_member(v_queue, add_member.node, 'live', add_member.location);
         select m.* into v_member from cascade_internal.member as m where m.queue_id = v_queue.queue_id and m.node = add_member.node;
@@ -178,7 +180,12 @@ begin
         raise exception 'node "%" is the root of set "%"', end_member.node, end_member."set"
             using errcode = 'QC208', hint = 'Make another node the root first.';
     end if;
-    return cascade_internal.change_member(v_queue, end_member.node, end_member.state, null);
+    if not cascade_internal.change_member(v_queue, end_member.node, end_member.state, null) then
+        return false;
+    end if;
+    perform cascade_internal.note_step(v_queue.name, null, case end_member.state when 'dropped' then 'drop member' else 'mark dead' end,
+                                       jsonb_build_object('member', end_member.node));
+    return true;
 end
 $$;
 comment on function cascade_internal.end_member(text, text, text) is 'Takes a member out of account.';
