@@ -24,7 +24,7 @@ def prepared(cascade: Cascade, seed: int) -> Nemesis:
     """Make a cascade with a proxy in every way, and everybody who is to take part."""
     print(f"CASCADE_SOAK_SEED={seed}")  # noqa: T201
     chance = random.Random(seed)
-    cascade.define(PICTURE)
+    cascade.define(PICTURE, rotation_period="1 s")
     operator = Operator(cascade)
     nemesis = Nemesis(operator, History.of(operator, chance), chance)
     nemesis.wire()
@@ -39,7 +39,7 @@ def run(nemesis: Nemesis, is_over: Callable[[], bool]) -> dict[str, int]:
         with history.running():
             while not is_over():
                 nemesis.turn()
-                history.check_retention()
+                history.check_workers()
             nemesis.finish()
         # What producers sent last, and what is still held, has its end now.
         nemesis.finish()
@@ -48,6 +48,8 @@ def run(nemesis: Nemesis, is_over: Callable[[], bool]) -> dict[str, int]:
         print("\n".join(nemesis.notes))  # noqa: T201
         print(nemesis.states())  # noqa: T201
         raise
+    assert history.watcher is not None
+    counts["rotations"] = history.watcher.rotations.total()
     print(f"{nemesis.faults_done()} faults, {dict(nemesis.done)}, {counts}")  # noqa: T201
     return counts
 
@@ -62,7 +64,7 @@ def test_roots_come_and_go_and_no_event_is_unaccounted_for(cascade: Cascade) -> 
 
     counts = run(nemesis, is_over)
     assert done["failover"] >= 2 and done["switchover"] >= 1
-    assert counts["ok"] > 0 and counts["log"] > 0
+    assert counts["ok"] > 0 and counts["log"] > 0 and counts["rotations"] > 0
 
 
 @pytest.mark.soak
