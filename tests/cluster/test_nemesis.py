@@ -6,13 +6,13 @@ CASCADE_SOAK_SEED repeats the choices of a run, CASCADE_NEMESIS_S says how long 
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Callable
 
 import pytest
 
 from tests.fixtures.cascade import PICTURE, Cascade
+from tests.fixtures.dice import Dice
 from tests.fixtures.history import History
 from tests.fixtures.nemesis import Nemesis
 from tests.fixtures.operator import Operator
@@ -23,10 +23,10 @@ SECONDS = float(os.environ.get("CASCADE_NEMESIS_S", "600"))
 def prepared(cascade: Cascade, seed: int) -> Nemesis:
     """Make a cascade with a proxy in every way, and everybody who is to take part."""
     print(f"CASCADE_SOAK_SEED={seed}")  # noqa: T201
-    chance = random.Random(seed)
+    dice = Dice(seed)
     cascade.define(PICTURE, rotation_period="1 s")
     operator = Operator(cascade)
-    nemesis = Nemesis(operator, History.of(operator, chance), chance)
+    nemesis = Nemesis(operator, History.of(operator, dice.roll("producers")), dice)
     nemesis.wire()
     cascade.run()
     return nemesis
@@ -50,7 +50,7 @@ def run(nemesis: Nemesis, is_over: Callable[[], bool]) -> dict[str, int]:
         raise
     assert history.watcher is not None
     counts["rotations"] = history.watcher.rotations.total()
-    print(f"{nemesis.faults_done()} faults, {dict(nemesis.done)}, {counts}")  # noqa: T201
+    print(f"{nemesis.struck.total()} faults {dict(nemesis.struck)}, {dict(nemesis.done)}, {counts}")  # noqa: T201
     return counts
 
 
@@ -75,4 +75,4 @@ def test_a_long_run_of_faults_and_failovers_leaves_nothing_unaccounted_for(casca
     counts = run(nemesis, lambda: time.monotonic() > until)
     assert counts["unaccounted"] == 0
     if SECONDS >= 600:
-        assert nemesis.faults_done() >= 60 and nemesis.done["failover"] >= 10
+        assert nemesis.struck.total() >= 60 and nemesis.done["failover"] >= 10
