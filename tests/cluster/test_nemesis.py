@@ -50,9 +50,10 @@ def run(nemesis: Nemesis, is_over: Callable[[], bool], tell: Callable[[str], Non
         nemesis.finish()
         counts = history.check()
     except BaseException:
-        print("\n".join(nemesis.notes))  # noqa: T201
         print(nemesis.states())  # noqa: T201
         raise
+    finally:
+        print("\n".join(nemesis.notes))  # noqa: T201
     assert history.watcher is not None
     counts["rotations"] = history.watcher.rotations.total()
     tell(summary(nemesis, counts))
