@@ -131,8 +131,8 @@ async def reset_leaf(links: Links, step: s.ResetLeaf, root: str) -> dict[str, An
     found = await links.call(step.node, RESET_LEAF, links.set, Jsonb(dict(step.fork)))
     try:
         # It may not have heard of the term yet that ended its own.
-        known = await links.call(root, EXCHANGE, links.set, Jsonb([]))
-        await links.call(step.node, EXCHANGE, links.set, Jsonb(known["terms"]))
+        known = await links.call(root, EXCHANGE, links.set, Jsonb([]), None)
+        await links.call(step.node, EXCHANGE, links.set, Jsonb(known["terms"]), known["set_uid"])
     except CascadeError as error:
         log.info("set %s: the terms of %s wait for its daemon: %s", links.set, step.node, error.args[0])
     await report(links, step.node, root)

@@ -15,6 +15,8 @@ from tests.fixtures.backend import Backend, labels, start
 from tests.fixtures.database import Database
 
 LABELS = labels()
+#: Under this name a test's report carries what it wants to have told at the end of the run.
+TOLD = "told"
 
 # How fast examples are made depends on what else the machine does; timings are never asserted.
 settings.register_profile("cascade", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -23,6 +25,27 @@ settings.load_profile("cascade")
 
 def pytest_report_header() -> str:
     return f"PostgreSQL servers: {', '.join(LABELS)}"
+
+
+@pytest.fixture
+def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Have a line at the end of the run, also of tests that pass: the seeds and the counts of random runs."""
+    return lambda line: record_property(TOLD, line)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    found = [
+        f"{report.nodeid.split('::')[-1]}: {line}"
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+        for name, line in report.user_properties
+        if name == TOLD
+    ]
+    if found:
+        terminalreporter.section("random runs")
+        for line in found:
+            terminalreporter.write_line(line)
 
 
 def pytest_configure() -> None:

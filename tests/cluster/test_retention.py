@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fixtures.cascade import Cascade, eventually
+from tests.fixtures.watcher import Watcher
 
 
 @pytest.fixture
@@ -106,3 +107,25 @@ def test_a_slow_reader_never_gets_half_of_what_rotation_removes(rotating: Cascad
     rotating.settle()
     rotating.check_identical()
     rotating.check_leaf()
+
+
+def test_the_watcher_of_random_runs_sees_a_carrier_that_removes_too_much(rotating: Cascade) -> None:
+    """s4 needs what s1 has, although it copies from s3; s1 is told that nobody does."""
+    watcher = Watcher(rotating)
+    rotating.daemon("s4").stop()
+    rotating.publish(100)
+    rotating.settle("s1", "s2", "s3")
+    watcher.look()
+    find_queue = "(select q from cascade_internal.queue as q where q.name = 'orders')"
+    rotating.dbs["s1"].value(f"select cascade_internal.move_watermark({find_queue}, %s)", rotating.tick_of("s1"))
+
+    def is_noticed() -> bool:
+        rotating.publish(10)
+        try:
+            watcher.look()
+        except AssertionError as error:
+            return "s1 holds nothing before" in str(error) and "s4 needs" in str(error)
+        return False
+
+    eventually(is_noticed, within_s=60, every_s=0.2)
+    watcher.close()

@@ -105,9 +105,9 @@ class Chaos:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_all_faults_together_lose_and_double_nothing(cascade: Cascade) -> None:
+def test_all_faults_together_lose_and_double_nothing(cascade: Cascade, tell: Callable[[str], None]) -> None:
     seed = int(os.environ.get("CASCADE_SOAK_SEED", time.time_ns() % 1_000_000))
-    print(f"CASCADE_SOAK_SEED={seed}")  # noqa: T201
+    tell(f"CASCADE_SOAK_SEED={seed}")
     nodes = {name: dict(node) for name, node in PICTURE.items()}
     nodes["s2"]["handler"] = "cascade.node.handler:store_events"
     cascade.define(nodes)
@@ -119,10 +119,10 @@ def test_all_faults_together_lose_and_double_nothing(cascade: Cascade) -> None:
     with cascade.load(count=100):
         while time.monotonic() < until:
             chaos.turn()
-    print(f"{len(chaos.done)} faults, {cascade.published} events")  # noqa: T201
     for link in links:
         link.heal()
     cascade.settle(within_s=120)
     cascade.check_all()
     eventually(lambda: cascade.dbs["s2"].value("select count(*) from public.cascade_events") >= cascade.published)
     cascade.check_leaf("s2")
+    tell(f"{len(chaos.done)} faults; events: {cascade.published} published, 0 lost, 0 doubled")

@@ -147,7 +147,7 @@ def db(backends: Callable[..., Backend]) -> Iterator[Database]:
         yield database
 
 
-def stress(db: Database, seconds: float, seed: int) -> None:
+def stress(db: Database, seconds: float, seed: int, tell: Callable[[str], None]) -> None:
     crowd = Crowd(seed)
     writers = [Writer(db, number, db.name) for number in range(1, 9)]
     for writer in writers:
@@ -182,6 +182,9 @@ def stress(db: Database, seconds: float, seed: int) -> None:
         doubled = [number for number, times in Counter(numbers).items() if times > 1]
         assert doubled == [], consumer
         assert set(numbers) == committed, consumer
+    tell(
+        f"seed {seed}: {workers.killed} workers killed, {len(switches)} rotations; events: {len(committed)}, each once"
+    )
 
 
 def _tick(conn: psycopg.Connection[Any], chance: random.Random) -> None:
@@ -215,12 +218,12 @@ def _flat(batches: list[list[int]]) -> list[int]:
     return [number for batch in batches for number in batch]
 
 
-def test_every_committed_event_is_in_one_batch_of_every_consumer(db: Database) -> None:
-    stress(db, seconds=10, seed=1)
+def test_every_committed_event_is_in_one_batch_of_every_consumer(db: Database, tell: Callable[[str], None]) -> None:
+    stress(db, seconds=10, seed=1, tell=tell)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(5))
-def test_every_committed_event_is_in_one_batch_for_long(db: Database, seed: int) -> None:
-    stress(db, seconds=120, seed=seed)
+def test_every_committed_event_is_in_one_batch_for_long(db: Database, seed: int, tell: Callable[[str], None]) -> None:
+    stress(db, seconds=120, seed=seed, tell=tell)

@@ -330,5 +330,6 @@ def test_the_log_agrees_with_the_model(prepared_db: Database) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_the_log_agrees_with_the_model_for_long(prepared_db: Database) -> None:
+def test_the_log_agrees_with_the_model_for_long(prepared_db: Database, tell: Callable[[str], None]) -> None:
     run(prepared_db, examples=600, steps=80)
+    tell("600 examples of up to 80 steps; one that fails prints how to repeat it")

@@ -516,8 +516,8 @@ def test_a_branch_that_lost_no_event_says_who_had_processed_some(nodes: Nodes) -
     s1.tick()
     s3.catch_up()
     assert s3.drain("c") == []
-    made = fail_over(s2, s3)
-    s3.value("select cascade.exchange_terms('q', %s)", Jsonb(s2.describe()["terms"]))
+    made = fail_over(s2)
+    tell(s3, s2.describe()["terms"])
     assert resurrect(s3, s2)["phantoms"] != []
     s3.join()
     s3.catch_up()

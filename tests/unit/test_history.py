@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.fixtures.history import Batch, Consumer, Ends, History, Producer, Sent
+from tests.fixtures.history import Batch, Consumer, Copy, Ends, History, Producer, Sent
 from tests.fixtures.operator import TERM_SPAN
 
 ENDS = Ends({0: {"tick_id": 5, "high": 100, "open": [97]}, 102: None})
@@ -69,7 +69,7 @@ def sent(n: int, state: str = "ok", txid: int = 50) -> Sent:
 
 
 def test_events_that_are_where_they_should_be_pass() -> None:
-    held = {"0-2": [("s1", 2, "held", "t")]}
+    held = {"0-2": [Copy("s1", 2, "held")]}
     events = (sent(1), sent(2, txid=101), sent(3, "fail"), sent(4, "unknown"))
     assert checked(*events, standing={1: "0-1"}, aside=held)["unaccounted"] == 0
 
@@ -79,9 +79,9 @@ def test_events_that_are_where_they_should_be_pass() -> None:
     [
         (sent(1), {}, {}, "nowhere"),
         (sent(1, "fail"), {1: "0-1"}, {}, "where they should not be"),
-        (sent(1), {1: "0-1"}, {"0-1": [("s1", 1, "held", "t")]}, "where they should not be"),
+        (sent(1), {1: "0-1"}, {"0-1": [Copy("s1", 1, "held")]}, "where they should not be"),
         (sent(1, txid=101), {1: "0-1"}, {}, "where they should not be"),
-        (sent(1, txid=101), {}, {"0-1": [("s1", 1, "republished", "t")]}, "republished and is nowhere"),
+        (sent(1, txid=101), {}, {"0-1": [Copy("s1", 1, "republished")]}, "republished and is nowhere"),
         (sent(1), {1: "0-1", 9: "0-9"}, {}, "nobody sent"),
     ],
     ids=["lost", "refused and there", "both", "beyond the fork", "put back and gone", "from nowhere"],

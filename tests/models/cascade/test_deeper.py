@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -24,8 +25,11 @@ DEEPER = [
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("model", "world"), DEEPER)
-def test_with_all_rules_every_state_of_a_larger_world_is_right(model: ModuleType, world: model_join.World) -> None:
+def test_with_all_rules_every_state_of_a_larger_world_is_right(
+    model: ModuleType, world: model_join.World, tell: Callable[[str], None]
+) -> None:
     result = model.check(world, limit=2_000_000)
     assert result.trace is None, f"\n{result}"
     assert result.is_exhausted
+    tell(f"{result.states:,} states")
     assert f"| {world.name} | {result.states:,} |" in PAGE.read_text()
