@@ -212,7 +212,7 @@ def test_two_promotions_at_once_fence_one_another_until_one_is_kept(orders: Casc
                 assert fence["cause"] == "conflict"
             refused = orders.cli("switchover", "orders", "--to", "s2", check=False)
             assert refused.exit_code == 3 and "resolve" in refused.stderr
-        orders.cli("resolve", "orders", "--keep", kept.uid, "--reason", "it has the payments", "--yes")
+        orders.cli("resolve", "orders", "--keep", kept, "--reason", "it has the payments", "--yes")
         history.more(30, at="s2")
         eventually(lambda: one.is_fenced("s3") and one.is_fenced("s1"), within_s=60)
         # With the file that says so, everybody comes back who is still astray.
