@@ -183,6 +183,23 @@ def test_tells_are_passed_on_unchanged(nodes: Nodes) -> None:
     assert s1.rows("select node, is_direct from cascade_internal.told order by 1") == [("s2", True), ("s3", False)]
 
 
+def test_who_joins_tells_no_more_than_its_consumers_have_finished(nodes: Nodes) -> None:
+    """A former root is a branch of a new one, which has heard nothing of it yet, and has a slow consumer."""
+    s1, s2 = nodes.line()
+    start = s1.tick()
+    s2.catch_up()
+    s2.rows("select cascade.subscribe('q', 'slow')")
+    s1.insert(1)
+    end = s1.tick()
+    s2.catch_up()
+    s1.main.execute("delete from cascade_internal.told")
+    s2.join()
+    assert told(s1, "s2") == (1, start)
+    assert s2.drain("slow") != []
+    s2.join()
+    assert told(s1, "s2") == (1, end)
+
+
 def test_a_position_counts_the_movable_consumers(nodes: Nodes) -> None:
     """So that a consumer finds its place on whatever node it is moved to."""
     s1, s2 = nodes.line()

@@ -6,6 +6,8 @@ as $$
 declare
     v_node  cascade_internal.node := cascade_internal.find_node(describe_node."set");
     v_queue cascade_internal.queue := cascade_internal.find_queue(describe_node."set");
+    -- Looked at first: consumers may be ahead of it by then, and never behind.
+    v_need  constant cascade_internal.tick := cascade_internal.needed_tick(v_queue);
     v_tick  cascade_internal.tick;
     v_end   record;
 begin
@@ -15,7 +17,7 @@ begin
         'set_uid', v_node.set_uid, 'node', v_node.node, 'role', v_node.role, 'provider', v_node.provider,
         'generation', v_node.generation, 'state', v_node.state, 'answer', v_node.answer, 'known_from', v_node.known_from,
         'queue_id', v_queue.queue_id, 'is_dirty', v_end.is_dirty, 'at', clock_timestamp(),
-        'tick', to_jsonb(v_tick), 'terms', cascade_internal.known_terms(v_queue.queue_id));
+        'tick', to_jsonb(v_tick), 'needed', jsonb_build_object('term_uid', v_need.term_uid, 'tick_id', v_need.tick_id), 'terms', cascade_internal.known_terms(v_queue.queue_id));
 end
 $$;
 comment on function cascade.describe_node(text) is 'This node as it introduces itself to a provider.';
@@ -89,7 +91,8 @@ begin
     if v_answer.answer in ('on path', 'behind') then
         perform cascade_internal.hear(v_queue.queue_id, join_provider.subscriber->>'node', jsonb_build_array(jsonb_build_object(
             'node', join_provider.subscriber->>'node', 'generation', join_provider.subscriber->'generation',
-            'term_uid', join_provider.subscriber->'tick'->'term_uid', 'tick_id', join_provider.subscriber->'tick'->'tick_id',
+            -- Its consumers count, as in everything that it tells.
+            'term_uid', join_provider.subscriber->'needed'->'term_uid', 'tick_id', join_provider.subscriber->'needed'->'tick_id',
             'is_waiting', false, 'at', coalesce(join_provider.subscriber->'at', to_jsonb(clock_timestamp())))));
     end if;
     return jsonb_build_object(
