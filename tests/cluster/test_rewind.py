@@ -1,8 +1,9 @@
-"""A root whose own server loses its tail: a real one, whose files are put back."""
+"""A root whose own server loses its tail, or comes to another timeline: real servers, whose files are put back."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -102,6 +103,34 @@ def test_a_root_whose_server_lost_its_tail_is_noticed_followed_and_resurrected(o
     assert certificate["tail"] == certificate["republished"] == len(taken)
     follow(orders, new)
     assert held_by(orders, "s1") == sorted([*range(1, 81), *taken])
+
+
+def test_a_root_whose_server_is_on_a_new_timeline_makes_no_tick_and_goes_on_in_a_new_term(orders: Cascade) -> None:
+    """A backup that is brought up to a point in time, or a standby that is promoted: nobody knows what it lost."""
+    operator, server = Operator(orders), orders.server("s1")
+    orders.publish(50)
+    orders.settle()
+    server.stop()
+    owner = server.data_dir.stat()
+    for name, text in (("recovery.signal", ""), ("postgresql.auto.conf", "restore_command = 'false'\n")):
+        with (server.data_dir / name).open("a") as file:
+            file.write(text)
+        os.chown(server.data_dir / name, owner.st_uid, owner.st_gid)
+    server.start()
+    orders.dbs["s1"].disconnect()
+    eventually(lambda: orders.dbs["s1"].value("select not pg_is_in_recovery()"))
+    taken = try_to_publish(orders, "s1", 1001, 5)
+    eventually(lambda: fence_of(orders, "s1") == ("rewound", True), within_s=60)
+    query = "select max(time) < pg_postmaster_start_time() from cascade.ticks where queue = 'orders'"
+    assert orders.dbs["s1"].value(query), "no tick was made on the new timeline"
+
+    shown = json.loads(orders.cli("apply", "--json", "--dry-run", check=False).stdout)
+    fork = shown["plans"][0]["loss"]["fork"]
+    orders.cli("apply", "--yes", "--json", "--dead", "s1", "--allow-loss", str(fork))
+    assert operator.root() == "s1" and operator.tip()["cause"] == "rewind"
+    follow(orders, "s1")
+    assert held_by(orders, "s2") == held_by(orders, "s1") == sorted([*range(1, 51), *taken])
+    eventually(lambda: operator.certificates()[0]["cause"] == "rewind")
 
 
 def follow(orders: Cascade, root: str) -> None:
