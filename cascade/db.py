@@ -148,7 +148,8 @@ def translate(error: psycopg.Error) -> errors.CascadeError | None:
             hint="An operator grants it: cascade.grant_producer() and cascade.grant_consumer() for applications,"
             " membership in cascade_node or cascade_admin for operators.",
         )
-    if state[:2] in ("08", "57") or state in ("40001", "40P01", "55P03", "53300"):
+    # 25006: a server that is still recovering, or a standby that is about to be promoted, takes no writes yet.
+    if state[:2] in ("08", "57") or state in ("25006", "40001", "40P01", "55P03", "53300"):
         return errors.TransientError(message, hint=error.diag.message_hint)
     if isinstance(error, psycopg.OperationalError) and not state:
         return errors.TransientError(message)

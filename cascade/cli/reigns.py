@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, LiteralString
 
@@ -10,40 +11,63 @@ import click
 
 from cascade.cli import JSON_OPTION, operate
 from cascade.cli import output as out
-from cascade.cli.asking import ask
+from cascade.cli.asking import ask, run, with_ids
 from cascade.cli.operate import TIMEOUT_OPTION
 from cascade.cli.status import FILE_OPTION
 from cascade.errors import ConfigError, UnsafeError
 
 if TYPE_CHECKING:
+    from cascade.node.survey import Links
     from cascade.topology import Topology
     from cascade.topology.observe import Observed
 
 RESOLVE: LiteralString = "select cascade.resolve(%s, %s, %s)"
+JOURNAL: LiteralString = (
+    "select coalesce(jsonb_agg(to_jsonb(j) - 'set' order by j.journal_id), '[]')"
+    "  from cascade.journal as j where j.set = %s"
+)
 COLUMNS = [
     out.Column("term", "term", "id"),
     *out.columns("text", "node", "state", "cause"),
     out.Column("fork_tick", "after tick", "id"),
     *out.columns("text", "at", "reason", "uid"),
 ]
+JOURNAL_COLUMNS = [*out.columns("text", "at", "node", "step", "detail", "by_role")]
 
 
 @click.command()
 @click.argument("set_name", metavar="SET")
 @FILE_OPTION
+@click.option(
+    "--journal", "wants_journal", is_flag=True, help="Show every step that was taken in any database instead."
+)
 @TIMEOUT_OPTION
 @JSON_OPTION
-def history(set_name: str, path: Path, timeout_s: float, as_json: bool) -> None:
+def history(set_name: str, path: Path, wants_journal: bool, timeout_s: float, as_json: bool) -> None:
     """Show the reigns of a set's roots, from the first.
 
     Each term has a number, which the ids of its ticks and events begin with, and a uid.  It began after the last tick
     of its parent that counts, the fork.  Two that are open at once are a conflict: see cascade resolve.
 
+    Each database has a journal of what was done there; --journal shows those of all that answer, by time.
+
     \b
     cascade history orders -f orders.yaml
     cascade history orders -f orders.yaml --json | jq -r '.[] | select(.state == "open").uid'
+    cascade history orders -f orders.yaml --journal
     """
-    _, observed = ask(path, set_name, timeout_s)
+    topology, observed = ask(path, set_name, timeout_s)
+    if wants_journal:
+
+        async def collect(links: Links) -> list[dict[str, Any]]:
+            found = [line for node in sorted(observed.views) for line in await links.call(node, JOURNAL, set_name)]
+            return sorted(found, key=lambda line: datetime.fromisoformat(line["at"]))
+
+        lines = with_ids(run(topology, observed, collect), "journal_id")
+        if not as_json:
+            lines = [{**line, "detail": ", ".join(f"{k} {v}" for k, v in line["detail"].items())} for line in lines]
+        out.echo_list(JOURNAL_COLUMNS, lines, as_json=as_json, when_empty="nothing was done")
+        return
     out.echo_list(COLUMNS, rows(observed), as_json=as_json, when_empty=f"nobody knows set {set_name}")
 
 

@@ -155,6 +155,11 @@ def test_a_switchover_is_shown_then_done_and_the_file_keeps_its_comments(shop: S
         ("s2", "open", "switchover"),
     ]
     assert "switchover" in shop.run("history", "orders")
+    journal = shop.json("history", "orders", "--journal")
+    steps = [(line["node"], line["step"]) for line in journal]
+    taken = [("s1", "fence"), ("s1", "offer"), ("s1", "taken"), ("s2", "open term"), ("s1", "demote")]
+    assert [line for line in steps if line in taken] == taken, "of all databases, by time"
+    assert "to s2, from s1, by_file False" in shop.run("history", "orders", "--journal"), "s3 was switched"
 
 
 def test_editing_the_file_and_applying_it_is_the_switchover(shop: Shop) -> None:
