@@ -150,6 +150,7 @@ create table if not exists cascade_internal.phantom (
     constraint phantom_pkey primary key ("set", term_uid, node, consumer)
 );
 comment on table cascade_internal.phantom is 'Who had processed what the set lost: the ticks beyond the fork.';
+comment on column cascade_internal.phantom.events is 'At most so many: what was handed out counts, and what was seen again.';
 
 -- The wanted topology of a set, changed at its root only, by compare-and-swap on the revision.
 create table if not exists cascade_internal.document (

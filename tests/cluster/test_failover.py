@@ -84,6 +84,32 @@ def test_a_killed_root_is_replaced_comes_back_and_the_books_are_closed(orders: C
     assert counts["unaccounted"] == 0
 
 
+def test_who_had_processed_what_was_lost_is_in_the_certificate(orders: Cascade, history: History) -> None:
+    """s3 and the leaf below it have come further than s2, which is promoted without them."""
+    operator = history.operator
+    with history.running():
+        orders.advance("s2", "s4")
+        orders.daemon("s2").kill()
+        history.more(30, at="s1")
+        aim = orders.dbs["s1"].tick("orders")
+        for name in ("s3", "s4"):
+            eventually(lambda name=name: orders.tick_of(name) >= aim, within_s=60)
+        eventually(lambda: any(batch.to_tick >= aim for batch in history.consumers["s3"].batches))
+        with orders.down("s1"):
+            operator.fail_over("s1", "s2", without=["s3"])
+        orders.start_one("s2")
+        eventually(lambda: not operator.mend(), within_s=60, every_s=0.2)
+        history.more(30, at="s2")
+    for name in orders.carriers():
+        operator.settle(name)
+    history.converge()
+    counts = history.check()
+    assert counts["quarantined"] >= 30
+    (certificate,) = operator.certificates()
+    seen = {(phantom["node"], phantom["consumer"]) for phantom in certificate["phantoms"]}
+    assert seen >= {("s3", "audit"), ("s4", ".leaf")}
+
+
 def test_an_old_root_takes_inserts_until_it_hears_and_loses_none_of_them(orders: Cascade, history: History) -> None:
     operator = history.operator
     sticky = history.producers[0]

@@ -324,6 +324,25 @@ def test_consumers_beyond_the_fork_go_back_to_it_and_are_named(nodes: Nodes) -> 
     assert [(p["node"], p["consumer"], p["to_tick"]) for p in phantoms] == [("s1", "ahead", ahead)]
 
 
+def test_a_consumer_that_goes_back_twice_in_one_term_is_listed_with_all_that_it_saw(nodes: Nodes) -> None:
+    s1, s2 = nodes.line()
+    ticks = [nodes.settle()]
+    s2.rows("select cascade.subscribe('q', 'c')")
+    for number in (1, 2):
+        s1.insert(number)
+        ticks.append(nodes.settle())
+    for back_to in (ticks[1], ticks[0]):
+        s2.catch_up()
+        s2.drain("c")
+        query = "select to_jsonb(cascade_internal.find_tick(queue_id, slots, %s)) from cascade_internal.queue"
+        fork = Jsonb(s2.value(query, back_to))
+        set_aside(s2, fork)
+        s2.value("select cascade.resurrect('q', %s, 's1', %s)", fork, members_of(s1))
+        s2.join()
+    query = "select from_tick, to_tick, events from cascade_internal.phantom where consumer = 'c'"
+    assert s2.rows(query) == [(ticks[0], ticks[2], 3)], "at most so many: one was seen again"
+
+
 def test_a_batch_that_was_open_beyond_the_fork_is_taken_away(nodes: Nodes) -> None:
     s1, s2 = nodes.line()
     s1.rows("select cascade.subscribe('q', 'c')")

@@ -240,7 +240,8 @@ begin
         insert into cascade_internal.phantom as p ("set", term_uid, node, consumer, from_tick, to_tick, events)
         values ((send_back.queue).name, (send_back.last).term_uid, (send_back.node).node, v_state.consumer, (send_back.fork).tick_id,
                 greatest(v_state.tick_id, v_state.head), v_state.total - (send_back.fork).total)
-        on conflict on constraint phantom_pkey do update set to_tick = greatest(p.to_tick, excluded.to_tick);
+        on conflict on constraint phantom_pkey do update
+           set from_tick = least(p.from_tick, excluded.from_tick), to_tick = greatest(p.to_tick, excluded.to_tick), events = p.events + excluded.events;
         v_found := v_found || jsonb_build_object('consumer', v_state.consumer, 'from_tick', (send_back.fork).tick_id,
                                                  'to_tick', greatest(v_state.tick_id, v_state.head));
     end loop;
@@ -271,7 +272,8 @@ begin
     end if;
     insert into cascade_internal.phantom as p ("set", term_uid, node, consumer, from_tick, to_tick, events)
     values (v_queue.name, v_last.term_uid, v_node.node, '.leaf', v_fork.tick_id, v_last.tick_id, v_last.total - v_fork.total)
-    on conflict on constraint phantom_pkey do update set to_tick = greatest(p.to_tick, excluded.to_tick);
+    on conflict on constraint phantom_pkey do update
+       set from_tick = least(p.from_tick, excluded.from_tick), to_tick = greatest(p.to_tick, excluded.to_tick), events = p.events + excluded.events;
     for v_slot in 0 .. v_queue.slots - 1 loop
         execute format('delete from cascade_internal.tick_%s_%s as t where t.tick_id >= %s', v_queue.queue_id, v_slot, v_fork.tick_id);
     end loop;
