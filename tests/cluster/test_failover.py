@@ -98,7 +98,7 @@ def test_who_had_processed_what_was_lost_is_in_the_certificate(orders: Cascade, 
         with orders.down("s1"):
             operator.fail_over("s1", "s2", without=["s3"])
         orders.start_one("s2")
-        eventually(lambda: not operator.mend(), within_s=60, every_s=0.2)
+        eventually(lambda: operator.mend() or not operator.ailing(), within_s=60, every_s=0.2)
         history.more(30, at="s2")
     for name in orders.carriers():
         operator.settle(name)
@@ -238,7 +238,7 @@ def test_two_promotions_at_once_fence_one_another_until_one_is_kept(orders: Casc
                 assert fence["cause"] == "conflict"
             refused = orders.cli("switchover", "orders", "--to", "s2", check=False)
             assert refused.exit_code == 3 and "resolve" in refused.stderr
-        orders.cli("resolve", "orders", "--keep", kept.uid, "--reason", "it has the payments", "--yes")
+        orders.cli("resolve", "orders", "--keep", kept, "--reason", "it has the payments", "--yes")
         history.more(30, at="s2")
         eventually(lambda: one.is_fenced("s3") and one.is_fenced("s1"), within_s=60)
         # With the file that says so, everybody comes back who is still astray.
