@@ -82,6 +82,35 @@ def test_a_failover_opens_a_term_after_the_last_tick_and_a_certificate(nodes: No
     assert found == evidence | {"is_closing_tick": False}
 
 
+@pytest.mark.parametrize("until", ["released", "truncated"])
+def test_whoever_stands_on_the_opening_tick_goes_on_although_older_events_are_let_go(nodes: Nodes, until: str) -> None:
+    """What an older generation held lies before the fork, so nothing of it comes after that tick."""
+    s1, s2, s3 = nodes.line(3)
+    s1.insert(1)
+    nodes.settle()
+    s2.rotate("q")
+    s2.rotate("q")
+    # Its server counts transactions from where it likes; those of this test have one counter.
+    s2.main.execute("update cascade_internal.generation set since = since + 1000000 where gen = 1")
+    s1.insert(2)
+    while s2.rotate() != [(until, 0)]:
+        nodes.settle()
+        s1.advance()
+    opening = fail_over(s2, s3)["tick_id"]
+    s2.rows("select cascade.subscribe('q', 'c', 'now')")
+    assert opening in [row[0] for row in s2.rows("select tick_id from cascade.ticks")]
+    s3.join()
+    s3.catch_up()
+    assert s3.position() == opening
+    s2.insert(3)
+    s2.rotate()
+    s2.tick()
+    assert s2.drain("c") == [3]
+    assert s3.join()["answer"] == "on path"
+    s3.catch_up()
+    assert same(s2, s3)
+
+
 def test_a_carrier_that_somebody_else_asked_first_refuses_the_ballot(nodes: Nodes) -> None:
     _s1, _s2, s3 = lost(nodes, 3)
     uid, fork = str(uuid4()), s3.describe()["tick"]

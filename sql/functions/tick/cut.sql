@@ -53,7 +53,7 @@ begin
       from cascade_internal.generation as g
      where g.queue_id = cut.queue_id
        and not exists (select from cascade_internal.generation as s
-                        where s.queue_id = g.queue_id and s.gen = g.gen + 1 and s.since < v_tick.low);
+                        where s.queue_id = g.queue_id and s.gen = g.gen + 1 and s.since <= v_tick.low);
 
     if v_last.tick_id is not null then
         execute format('select count(*), count(*) filter (where e.origin is distinct from ''.cascade'') from (%s) as e',
