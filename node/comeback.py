@@ -19,13 +19,11 @@ from psycopg.types.json import Jsonb
 
 from cascade.errors import CascadeError, DirtyError, DivergedError, TransientError, UnsafeError
 from cascade.node.home import check_set
-from cascade.node.survey import Links
+from cascade.node.survey import DESCRIBE_SET, EXCHANGE, Links
 from cascade.topology import steps as s
 
 log = logging.getLogger("cascade.node.comeback")
 
-EXCHANGE: LiteralString = "select cascade.exchange_terms(%s, %s, %s)"
-DESCRIBE: LiteralString = "select cascade.describe_set(%s)"
 STAND_DOWN: LiteralString = "select cascade.stand_down(%s, %s, %s)"
 COMPLETE: LiteralString = "select cascade.complete_fence(%s)"
 WRITERS: LiteralString = "select cascade.name_writers(%s)"
@@ -55,7 +53,7 @@ async def stand_down(links: Links, node: str, root: str, wait_s: float) -> Jsonb
     The fence waits for open writers, and holds new ones back meanwhile; after `wait_s` that is given up, with the names
     of those that write, and can be tried again.
     """
-    mine = await links.call(node, DESCRIBE, links.set)
+    mine = await links.call(node, DESCRIBE_SET, links.set)
     found = await links.call(root, EXCHANGE, links.set, Jsonb(mine["terms"]), mine["set_uid"])
     known = check_set(found, links.set, mine["set_uid"])
     members = Jsonb(known["members"])

@@ -26,7 +26,7 @@ from cascade.node.enroll import switch
 from cascade.node.heir import Heir
 from cascade.node.home import GENERATION
 from cascade.node.pipe import carry_arrays, set_up_reader
-from cascade.node.survey import DESCRIBE_SET, Links
+from cascade.node.survey import DESCRIBE_SET, EXCHANGE, Links
 from cascade.topology import steps as s
 from cascade.topology.observe import View
 
@@ -40,7 +40,6 @@ WITHDRAW: LiteralString = "select cascade.withdraw_handover(%s, %s)"
 OPEN_BALLOT: LiteralString = "select cascade.open_ballot(%s, %s, %s, %s, %s, %s, %s)"
 CLOSE_BALLOT: LiteralString = "select cascade.close_ballot(%s, %s, %s)"
 PROMOTE: LiteralString = "select cascade.promote(%s, %s, %s, %s, %s, %s, %s)"
-EXCHANGE: LiteralString = "select cascade.exchange_terms(%s, %s, %s)"
 COMPLETE: LiteralString = "select cascade.complete_fence(%s)"
 
 #: One try to raise the fence keeps writers waiting no longer than this.

@@ -23,11 +23,11 @@ from cascade.errors import CascadeError, ForeignSetError
 from cascade.node.home import Home, check_set
 from cascade.node.pipe import deadline
 from cascade.node.signals import Wakeups
+from cascade.node.survey import EXCHANGE
 
 log = logging.getLogger("cascade.node.sentinel")
 
 DUTY: LiteralString = "select cascade.root_duty(%s)"
-EXCHANGE: LiteralString = "select cascade.exchange_terms(%s, %s, %s)"
 STAND_DOWN: LiteralString = "select cascade.stand_down(%s, %s, %s)"
 COMPLETE: LiteralString = "select cascade.complete_fence(%s)"
 WRITERS: LiteralString = "select cascade.name_writers(%s)"

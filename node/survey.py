@@ -30,6 +30,7 @@ from cascade.topology import Topology, expand
 from cascade.topology.observe import Answer, Observed, View
 
 DESCRIBE_SET: LiteralString = "select cascade.describe_set(%s)"
+EXCHANGE: LiteralString = "select cascade.exchange_terms(%s, %s, %s)"
 #: Somebody who is said to be dead is asked all the same, but not for longer than this.
 DEAD_S = 1.0
 

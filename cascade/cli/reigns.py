@@ -152,12 +152,11 @@ async def tell_all(topology: Topology, observed: Observed, keep: str, root: str,
     """Tell every node that answers which term stays: other roots first, then its own, then everybody else."""
     from psycopg.types.json import Jsonb
 
-    from cascade.node.comeback import DESCRIBE, EXCHANGE
-    from cascade.node.survey import Links
+    from cascade.node.survey import DESCRIBE_SET, EXCHANGE, Links
 
     order = sorted(observed.views.values(), key=lambda view: (not view.role.is_root, view.node == root, view.node))
     async with Links(topology, observed) as links:
-        known = [term for view in order for term in (await links.call(view.node, DESCRIBE, observed.set))["terms"]]
+        known = [term for view in order for term in (await links.call(view.node, DESCRIBE_SET, observed.set))["terms"]]
         for view in order:
             await links.call(view.node, EXCHANGE, observed.set, Jsonb(known), view.set_uid)
             await links.call(view.node, RESOLVE, observed.set, keep, reason)

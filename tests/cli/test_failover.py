@@ -21,10 +21,10 @@ from cascade.cli import reigns
 from cascade.cli.main import main
 from cascade.dev import Server
 from cascade.errors import TransientError
-from cascade.node import comeback, heir, reign
+from cascade.node import heir, reign
 from cascade.node.heir import Heir
 from cascade.node.home import Home
-from cascade.node.survey import Links, survey
+from cascade.node.survey import EXCHANGE, Links, survey
 from cascade.topology import load
 from tests.cli.conftest import _database
 
@@ -382,7 +382,7 @@ def test_resolving_goes_on_after_the_tool_was_killed(
     split(shop)
     meet(shop)
     whole, left = Links.call, [told]
-    deadly = {"EXCHANGE": comeback.EXCHANGE, "RESOLVE": reigns.RESOLVE}[before]
+    deadly = {"EXCHANGE": EXCHANGE, "RESOLVE": reigns.RESOLVE}[before]
 
     async def call(links: Links, node: str, query: Any, *arguments: Any, **more: Any) -> Any:
         if query == deadly:
