@@ -32,6 +32,7 @@ CascadeError
 ├── ForbiddenError         the role may not do this                            QC301
 ├── PayloadError           not JSON, or larger than the queue takes            QC302, QC303
 ├── FencedError            the queue takes no inserts here; says where it does QC401
+├── CombinedError          the queue takes no inserts: its parts do           QC403
 ├── ExpiredError           the events asked for were removed by rotation       QC402
 ├── UnsuitableError        not in this isolation level or transaction          QC501
 ├── SchemaError            the installed schema does not fit this code         QC601
@@ -303,6 +304,12 @@ class FencedError(CascadeError):
     def is_retryable(self) -> bool:
         """Whether there is a root to go to, or will be in a moment."""
         return self.root is not None
+
+
+class CombinedError(CascadeError):
+    """The queue belongs to a combined set: its events come from its parts, into which producers insert."""
+
+    sqlstate = "QC403"
 
 
 class ExpiredError(CascadeError):

@@ -16,13 +16,14 @@ from cascade.db import AsyncConnection, connect, translated
 from cascade.errors import CascadeError, MovedOnError, NodeNotFoundError, TransientError
 from cascade.node.home import JOIN, SERVED, Home, Standing, join_error
 from cascade.node.pipe import deadline
-from cascade.topology import Node, Topology, expand
+from cascade.topology import Node, Role, Topology, expand
 
 log = logging.getLogger("cascade.node.enroll")
 
-ADD: LiteralString = "select cascade.add_member(%s, %s, %s, %s, %s)"
+ADD: LiteralString = "select cascade.add_member(%s, %s, %s, %s, %s, %s)"
 TICK: LiteralString = "select cascade.tick(%s)"
 REGISTER: LiteralString = "select cascade.register_subscriber(%s, %s, %s, %s)"
+CREATE_MERGE_LEAF: LiteralString = "select cascade.create_merge_leaf(%s, %s, %s, %s, %s, %s, %s)"
 CREATE: LiteralString = "select cascade.create_node(%s, %s, %s, %s, %s, %s, %s)"
 READMIT: LiteralString = "select cascade.readmit_node(%s, %s, %s)"
 OWN: LiteralString = (
@@ -66,7 +67,9 @@ async def enroll(home: Home, topology: Topology, node: Node, *, again: bool = Fa
         root = await connect(dsn_of(topology, chosen.root.database), service=f"{node.name}/enroll")
         try:
             try:
-                welcome = await home.call(root, ADD, node.set, node.name, node.role, location_of(topology, node), again)
+                welcome = await home.call(
+                    root, ADD, node.set, node.name, node.role, location_of(topology, node), again, node.into
+                )
             except NodeNotFoundError as error:
                 raise TransientError(
                     f"set {node.set} does not exist at {chosen.root.name} yet",
@@ -88,8 +91,7 @@ async def enroll(home: Home, topology: Topology, node: Node, *, again: bool = Fa
             raise TransientError(f"set {node.set}: the provider {node.provider} is no node of the set yet") from error
         finally:
             await provider.close()
-        arguments = (node.set, node.name, node.role, node.provider, Jsonb(welcome), Jsonb(start), known_from)
-        made = bool(await home.call(local, CREATE, *arguments))
+        made = bool(await home.call(local, *creation(node, Jsonb(welcome), Jsonb(start), known_from)))
         if made:
             log.info(
                 "set %s: made %s %s, to copy from %s after tick %d",
@@ -104,6 +106,14 @@ async def enroll(home: Home, topology: Topology, node: Node, *, again: bool = Fa
         await local.close()
 
 
+def creation(node: Node, welcome: Jsonb, start: Jsonb, known_from: int) -> tuple[LiteralString, *tuple[object, ...]]:
+    """Return the statement that makes this database a node, and its arguments."""
+    rest = (node.provider, welcome, start, known_from)
+    if node.role is Role.MERGE_LEAF:
+        return CREATE_MERGE_LEAF, node.set, node.name, node.into, *rest
+    return CREATE, node.set, node.name, node.role, *rest
+
+
 async def announce(home: Home, topology: Topology, node: Node) -> None:
     """Have the root publish where a node is, if the file says something else than everybody knows."""
     wanted = location_of(topology, node)
@@ -114,7 +124,7 @@ async def announce(home: Home, topology: Topology, node: Node) -> None:
         root_name = await home.call(local, ROOT_NAME, node.set)
         root = await connect(await home.address(local, root_name), service=f"{node.name}/enroll")
         try:
-            await home.call(root, ADD, node.set, node.name, node.role, wanted, False)
+            await home.call(root, ADD, node.set, node.name, node.role, wanted, False, node.into)
         finally:
             await root.close()
         log.info("set %s: node %s is announced at its new place", node.set, node.name)

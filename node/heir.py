@@ -31,6 +31,10 @@ REPORT: LiteralString = "select cascade.certificate_report(%s, %s)"
 AMEND: LiteralString = "select cascade.amend_certificate(%s, %s, %s)"
 
 
+#: What is held of a combined set is looked up so often: the parts bring most of it again.
+LOOK_UP_S = 10.0
+
+
 class Heir:
     """Of a branch or leaf: what it owes the set besides copying."""
 
@@ -40,6 +44,7 @@ class Heir:
         self.wakeups = Wakeups()
         self.turned_at: float | None = None
         self.note: str | None = None
+        self._looks_at = 0.0
 
     async def run(self, stop: asyncio.Event) -> None:
         """Look until `stop` is set."""
@@ -60,6 +65,9 @@ class Heir:
             await self._take(local, duty["node"], duty["handover"])
         for uid in duty["reports"]:
             await self._report(local, duty["root"], uid)
+        if duty["is_to_look_up"] and time.monotonic() > self._looks_at:
+            self._looks_at = time.monotonic() + LOOK_UP_S
+            await self._look_up(local, duty["root"])
 
     async def _take(self, local: AsyncConnection, node: str, offer: dict[str, Any]) -> None:
         """Swap offered for taken at the old root, then reign."""
@@ -77,6 +85,14 @@ class Heir:
         arguments = (offer["uid"], offer["number"], offer["tick_id"], chain, facts)
         await self.home.call(local, PROMOTE, self.home.set, *arguments)
         log.warning("set %s: node %s is the root now, term %d", self.home.set, node, offer["number"])
+
+    async def _look_up(self, local: AsyncConnection, root: str) -> None:
+        """Note what the new combined-root has merged again."""
+        conn = await connect(await self.home.address(local, root), service=f"{self.home.set}/heir")
+        try:
+            await mark_duplicates(self.home.set, partial(self.home.call, local), partial(self.home.call, conn))
+        finally:
+            conn.pgconn.finish()
 
     async def _report(self, local: AsyncConnection, root: str, uid: str) -> None:
         """Tell the root what this node had beyond a fork, if anything."""

@@ -51,6 +51,8 @@ class Standing:
     queue_id: int
     tick_id: int
     chain: bytes
+    #: The combined set that it feeds, if it is a merge-leaf.
+    into: str | None
     introduction: Mapping[str, Any]
 
     @classmethod
@@ -66,6 +68,7 @@ class Standing:
             queue_id=found["queue_id"],
             tick_id=found["tick"]["tick_id"],
             chain=bytes.fromhex(found["tick"]["chain"].removeprefix("\\x")),
+            into=found["into"],
             introduction=found,
         )
 
@@ -147,6 +150,9 @@ class Home:
         if answer not in SERVED:
             raise join_error(answer, detail)
         told = found["told_generation"]
+        if me.into is not None:
+            # The combined set's log says where a merge-leaf stands, and its term under which generation it speaks.
+            told = None
         if told is not None and (told, found["told_tick"]) > (generation, me.tick_id):
             await self.call(local, RAISE_GENERATION, self.set, told)
             return await self.join(local, provider, await self.describe(local))

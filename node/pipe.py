@@ -119,11 +119,19 @@ async def read_blocks(source: AsyncConnection, query: str) -> AsyncIterator[byte
             yield b"".join(parts)
 
 
-async def pipe(source: AsyncConnection, query: str, target: AsyncConnection, table: str, timer: Deadline) -> int:
+async def pipe(
+    source: AsyncConnection,
+    query: str,
+    target: AsyncConnection,
+    table: str,
+    timer: Deadline,
+    *,
+    columns: str = COLUMNS,
+) -> int:
     """Copy the rows of a query into a table inside the target's transaction, and return how many bytes."""
     size = 0
     async with target.cursor() as cur:
-        statement = f"copy {table} ({COLUMNS}) from stdin ({FORMAT})".encode()
+        statement = f"copy {table} ({columns}) from stdin ({FORMAT})".encode()
         async with cur.copy(statement, writer=AsyncQueuedLibpqWriter(cur)) as into:
             async for block in read_blocks(source, query):
                 await into.write(block)
@@ -163,6 +171,11 @@ def carry_arrays(context: AdaptContext) -> None:
 
 
 async def set_up_reader(conn: AsyncConnection, *, within_s: float) -> None:
-    """Prepare a connection for reading events: partitions have no statistics, so plans are told what to do."""
+    """Prepare a connection for reading events: partitions have no statistics, so plans are told what to do.
+
+    A merge sorts what it reads, and needs room for the largest range.
+    """
     with deadline(within_s, conn):
-        await conn.execute("set enable_seqscan = off; set jit = off; set max_parallel_workers_per_gather = 0")
+        await conn.execute(
+            "set enable_seqscan = off; set jit = off; set max_parallel_workers_per_gather = 0; set work_mem = '64MB'"
+        )

@@ -23,6 +23,7 @@ from cascade.node.handler import Handler
 from cascade.node.heir import Heir
 from cascade.node.home import Home
 from cascade.node.leaf import LeafCopier
+from cascade.node.merge import MergeLeaf, MergeTeller
 from cascade.node.processor import Processor
 from cascade.node.sentinel import Sentinel
 from cascade.node.service import Service
@@ -39,6 +40,8 @@ def _processing(home: Home, handler: Handler | None) -> list[Service]:
 SERVICES: dict[Role, tuple[Services, ...]] = {
     Role.ROOT: (lambda home, _: [WatermarkPublisher(home), Sentinel(home)],),
     Role.BRANCH: (lambda home, _: [Copier(home)], _processing, lambda home, _: [WatermarkTeller(home), Heir(home)]),
+    Role.COMBINED_ROOT: (lambda home, _: [WatermarkPublisher(home), Sentinel(home)],),
+    Role.MERGE_LEAF: (lambda home, _: [MergeLeaf(home), MergeTeller(home), Heir(home)],),
     Role.LEAF: (lambda home, handler: [LeafCopier(home, handler)], lambda home, _: [WatermarkTeller(home), Heir(home)]),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, LiteralString
 
@@ -241,9 +242,12 @@ async def settle_all(
 
     Returns how many came to that state, and how many turned out to be in the log already.
     """
-    from cascade.node.comeback import report
+    from cascade.node.comeback import mark_duplicates, report
 
     counts = {state: 0, "duplicate": 0}
+    if state == "republished" and links.topology.sets[links.set].is_combined:
+        # What was merged again is no orphan.
+        counts["duplicate"] += await mark_duplicates(links.set, partial(links.call, node), partial(links.call, root))
     async for page in pages(links, node, term_uid, ids):
         for term in dict.fromkeys(event["term_uid"] for event in page):
             mine = [event for event in page if event["term_uid"] == term]

@@ -52,11 +52,12 @@ def create(name: str, path: Path, as_json: bool) -> int:
     with connect(dsn_of(topology, root.database)) as client:
         install_if_needed(client)
         uid = client.call(
-            "select cascade.create_set(%s, %s, %s, %s)",
+            "select cascade.create_set(%s, %s, %s, %s, %s)",
             name,
             root.name,
             location_of(topology, root),
             Jsonb(dict(topology.sets[name].options)),
+            topology.sets[name].is_combined,
         )
     if silent and not as_json:
         click.echo(f"note: {', '.join(silent)} did not answer and could not be asked", err=True)

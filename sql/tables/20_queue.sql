@@ -8,6 +8,7 @@ create table if not exists cascade_internal.queue (
     term_uid          uuid not null default gen_random_uuid(),
     clock_offset      bigint not null default 0,
     is_copy           boolean not null default false,
+    is_combined       boolean not null default false,
     server            text not null,
     timeline          text,
     tick_max_events   integer not null default 500,
@@ -22,6 +23,7 @@ create table if not exists cascade_internal.queue (
     constraint queue_term_check check (term between 0 and 9000000)
 );
 comment on table cascade_internal.queue is 'The queues of this database and their options.';
+comment on column cascade_internal.queue.is_combined is 'Its events come from other sets: producers cannot insert, merge-leaves write into its partitions.';
 comment on column cascade_internal.queue.clock_offset is 'txid of an event = txid_current() + clock_offset.';
 comment on column cascade_internal.queue.is_copy is 'Events come from a provider: no inserts, no ticks of its own.';
 comment on column cascade_internal.queue.timeline is 'The server''s timeline when this node became the root of a set: another one may have lost the tail.';

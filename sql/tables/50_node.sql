@@ -16,11 +16,13 @@ create table if not exists cascade_internal.node (
     error_at      timestamptz,
     file_provider text,
     known_from    bigint,
+    into_set      text,
     created_at    timestamptz not null default clock_timestamp(),
     constraint node_pkey primary key (queue_id),
     constraint node_queue_fkey foreign key (queue_id)
         references cascade_internal.queue on delete cascade,
     constraint node_role_check check (role in ('root', 'branch', 'leaf')),
+    constraint node_into_check check (into_set is null or role = 'leaf'),
     constraint node_state_check check (state in ('running', 'paused')),
     constraint node_provider_check check ((role = 'root') = (provider is null)),
     constraint node_answer_check check (answer in ('dropped', 'dirty', 'conflict', 'stale', 'rewound',
@@ -31,6 +33,7 @@ comment on column cascade_internal.node.generation is 'Raised by every switch, p
 comment on column cascade_internal.node.answer is 'What the provider said at the last join.';
 comment on column cascade_internal.node.error is 'What stops the node''s handler, or its copying, now.';
 comment on column cascade_internal.node.file_provider is 'The provider that the topology file asked for when it was last obeyed.';
+comment on column cascade_internal.node.into_set is 'The combined set that it feeds: such a leaf is shown as a merge-leaf.';
 comment on column cascade_internal.node.known_from is 'A provider at or beyond this tick knows this member.';
 
 -- Written at the root only, and published as control events: every carrier has the same prefix.
@@ -45,6 +48,8 @@ create table if not exists cascade_internal.member (
     location   jsonb not null default '{}',
     version    bigint not null,
     changed_at timestamptz not null default clock_timestamp(),
+    into_set   text,
+    reign      bigint,
     constraint member_pkey primary key (queue_id, node),
     constraint member_node_no_key unique (queue_id, node_no),
     constraint member_queue_fkey foreign key (queue_id)
@@ -54,6 +59,8 @@ create table if not exists cascade_internal.member (
     constraint member_node_no_check check (node_no between 1 and 99)
 );
 comment on table cascade_internal.member is 'The members of each set, as the root published them.';
+comment on column cascade_internal.member.into_set is 'The combined set that it feeds, if it is a merge-leaf.';
+comment on column cascade_internal.member.reign is 'The term of that set in which it began to copy; null while it only tracks.';
 comment on column cascade_internal.member.generation is 'Tells of an older generation are ignored.';
 comment on column cascade_internal.member.since_tick is 'The global watermark when the member was added: it stands there until it tells more.';
 comment on column cascade_internal.member.location is 'Where it lives: {"database": name, "dsn": text without a password}.';

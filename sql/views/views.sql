@@ -28,6 +28,10 @@ select m."set", m.node, m.role, m.location->>'database' as database, m.location-
  where m.state = 'live';
 comment on view cascade.locations is 'Where every live member is; no passwords are kept here.';
 
+create or replace view cascade.parts as
+select p.* from cascade_internal.list_parts() as p;
+comment on view cascade.parts is 'The parts of each combined set, how far each is merged, and the merge-leaf here that copies or tracks it.';
+
 create or replace view cascade.terms as
 select t.* from cascade_internal.list_terms() as t;
 comment on view cascade.terms is 'The reigns of each set''s roots.';

@@ -96,6 +96,14 @@ CALLS = {
     "finish_copy": "cascade.finish_copy('{q}', '[]')",
     "finish_leaf_copy": "cascade.finish_leaf_copy('{q}', '[]', '[]')",
     "store_copy": "cascade.store_copy('{q}', 'mine', 1, 1, '', '[]'" + ", null" * 9 + ")",
+    "create_merge_leaf": "cascade.create_merge_leaf('{q}', 'mine', '{q}', 'a', '{{}}', '{{}}', 1)",
+    "describe_merge": "cascade.describe_merge('{q}')",
+    "begin_merge": "cascade.begin_merge('{q}', 'mine', 1, 1, '')",
+    "finish_merge": "cascade.finish_merge('{q}', '[]', '[]')",
+    "store_merge": "cascade.store_merge('{q}', 'mine', 1, 1, '', '[]'" + ", null" * 9 + ")",
+    "tell_merge": "cascade.tell_merge('{q}', 'mine', 1, '{{}}', '[]')",
+    "own_fork": "cascade.own_fork('{q}')",
+    "note_tracker": "cascade.note_tracker('{q}', 1, 'on path', null, '[]', '[]')",
     "tell": "cascade.tell('{q}', 'mine', '[]')",
     "report": "cascade.report('{q}')",
     "advance_watermark": "cascade.advance_watermark('{q}')",
@@ -150,7 +158,8 @@ NODE = {
     "stand_down", "complete_fence", "name_writers", "root_duty", "heir_duty", "take_handover", "note_withdrawn",
     "next_term_number", "renew_term", "promote", "demote", "quarantine_keys", "find_logged", "note_duplicates",
     "certificate_report", "amend_certificate", "move_consumer", "accept_consumer", "refuse_consumer", "finish_move",
-    "cancel_move",
+    "cancel_move", "create_merge_leaf", "describe_merge", "begin_merge", "finish_merge", "store_merge", "tell_merge",
+    "own_fork", "note_tracker", "reset_leaf",
 }  # fmt: skip
 PRODUCER = {"post", "post_many", "reserve_id", "payload_limit"}
 CONSUMER = {

@@ -191,7 +191,7 @@ def test_a_member_keeps_its_role(nodes: Nodes) -> None:
     with refused("QC207", "is a branch, not a leaf"):
         s1.rows("select cascade.add_member('q', 's2', 'leaf')")
     for role in ("root", "merge-leaf", None):
-        with refused("QC003", "as branch or leaf"):
+        with refused("QC003", "as branch, leaf, or merge-leaf into a combined set"):
             s1.rows("select cascade.add_member('q', 's4', %s)", role)
 
 

@@ -16,8 +16,12 @@ begin
     if exists (select from pg_catalog.pg_roles as r where r.rolname = 'cascade_node') then
         for v_slot in 0 .. (grant_admin.queue).slots - 1 loop
             execute format('grant select%s on cascade_internal.event_%s_%s to cascade_node',
-                           case when (grant_admin.queue).is_copy then ', insert' else '' end, (grant_admin.queue).queue_id, v_slot);
+                           case when (grant_admin.queue).is_copy or (grant_admin.queue).is_combined then ', insert' else '' end, (grant_admin.queue).queue_id, v_slot);
         end loop;
+        -- Merging takes ids.
+        if (grant_admin.queue).is_combined then
+            execute format('grant usage on sequence cascade_internal.event_id_%s to cascade_node', (grant_admin.queue).queue_id);
+        end if;
     end if;
 end
 $$;

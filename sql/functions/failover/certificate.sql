@@ -307,8 +307,9 @@ create or replace function cascade.quarantine_keys("set" text, after bigint defa
 returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp
 as $$
-    select coalesce(jsonb_agg(jsonb_build_object('term_uid', x.term_uid, 'id', x.id, 'first_id', x.first_id, 'digest', x.digest) order by x.id), '[]')
-      from (select q.term_uid, q.id, case when q.origin = q."set" then coalesce(q.origin_id, q.id) else q.id end as first_id,
+    select coalesce(jsonb_agg(jsonb_build_object('term_uid', x.term_uid, 'id', x.id, 'first_id', x.first_id, 'digest', x.digest,
+                                                 'origin', x.origin, 'origin_id', x.origin_id) order by x.id), '[]')
+      from (select q.term_uid, q.id, q.origin, q.origin_id, case when q.origin = q."set" then coalesce(q.origin_id, q.id) else q.id end as first_id,
                    cascade_internal.event_digest(q."time", q.type, q.key, q.payload::text, q.headers::text) as digest
               from cascade_internal.quarantine as q
              where q."set" = quarantine_keys."set" and q.state in ('held', 'republished') and q.id > quarantine_keys.after
@@ -328,6 +329,9 @@ declare
     v_key   record;
     v_found jsonb := '[]';
 begin
+    if v_queue.is_combined then
+        return cascade_internal.find_merged(v_queue, find_logged.keys);
+    end if;
     -- Most lie beyond the fork by their number alone, and cost no look.
     for v_key in
         select k.term_uid, k.id, k.digest, x.id as new_id
@@ -376,6 +380,9 @@ declare
     v_digest constant text := cascade_internal.event_digest((republish.event->>'time')::timestamptz, republish.event->>'type', republish.event->>'key',
                                                             republish.event->>'payload', republish.event->>'headers');
 begin
+    if v_queue.is_combined then
+        return cascade_internal.republish_orphan(v_queue, republish.event, v_digest);
+    end if;
     -- An event that was republished before, and lost again, is the same event: its first id counts.
     if republish.event->>'origin' = v_queue.name and republish.event->>'origin_id' is not null then
         v_first := (republish.event->>'origin_id')::bigint;

@@ -16,7 +16,8 @@ begin
     execute cascade_internal.ticks_query(v_queue) || ' order by tick_id limit 1' into v_first;
     select f.* into v_fence from cascade_internal.fence as f where f.queue_id = v_queue.queue_id;
     return jsonb_build_object(
-        'set', v_queue.name, 'set_uid', v_node.set_uid, 'node', v_node.node, 'node_no', v_node.node_no, 'role', v_node.role,
+        'set', v_queue.name, 'set_uid', v_node.set_uid, 'node', v_node.node, 'node_no', v_node.node_no, 'role', cascade_internal.shown_role(v_node),
+        'into', v_node.into_set, 'parts', cascade_internal.describe_parts(v_queue),
         'provider', v_node.provider, 'generation', v_node.generation,
         'state', case when v_fence.queue_id is not null then 'fenced' else v_node.state end,
         'fence', case when v_fence.queue_id is not null then to_jsonb(v_fence) - 'queue_id' end,
@@ -28,7 +29,7 @@ begin
         'highest_told', (select max(t.tick_id) from cascade_internal.told as t where t.queue_id = v_queue.queue_id),
         'terms', cascade_internal.known_terms(v_queue.queue_id),
         'members', (select coalesce(jsonb_agg(jsonb_build_object(
-                        'node', m.node, 'node_no', m.node_no, 'role', m.role, 'state', m.state, 'generation', p.generation,
+                        'node', m.node, 'node_no', m.node_no, 'role', cascade_internal.member_role(m, v_queue.is_combined), 'state', m.state, 'generation', p.generation,
                         'tick_id', p.tick_id, 'heard_at', p.heard_at, 'location', m.location) order by m.node_no), '[]')
                       from cascade_internal.member as m join cascade_internal.member_positions(v_queue) as p on p.node = m.node
                      where m.queue_id = v_queue.queue_id),

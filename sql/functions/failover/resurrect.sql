@@ -157,6 +157,7 @@ declare
     v_ticks bigint := 0;
     v_done  bigint;
     v_phantoms jsonb;
+    v_marks    jsonb;
 begin
     if v_node.role = 'branch'
        and (v_last.tick_id, v_last.chain) = ((resurrect.fork->>'tick_id')::bigint, (resurrect.fork->>'chain')::bytea)
@@ -170,6 +171,7 @@ begin
                 using errcode = 'QC702', hint = 'Set them aside first: cascade.set_aside().';
         end if;
     end loop;
+    v_marks := cascade_internal.marks_at(v_queue, v_fork);
     v_phantoms := cascade_internal.send_back(v_queue, v_node, v_fork, v_last);
     perform cascade_internal.forget_certificates(v_queue, v_fork);
     for v_slot in 0 .. v_queue.slots - 1 loop
@@ -183,6 +185,7 @@ begin
         get diagnostics v_done = row_count;
         v_ticks := v_ticks + v_done;
     end loop;
+    perform cascade_internal.set_marks(v_queue, v_marks);
     -- Certificates of a path that is no more; those of the present one come with the log.
     delete from cascade_internal.certificate as c
      where c.queue_id = v_queue.queue_id
@@ -263,6 +266,7 @@ declare
     v_fork  cascade_internal.tick := jsonb_populate_record(null::cascade_internal.tick, reset_leaf.fork);
     v_gen   constant bigint := cascade_internal.current_gen(v_queue.queue_id, v_queue.slots);
     v_slot  integer;
+    v_made  jsonb;
 begin
     if v_node.role <> 'leaf' then
         raise exception 'node "%" is a %, not a leaf', v_node.node, v_node.role
@@ -270,10 +274,19 @@ begin
     elsif v_last.tick_id <= v_fork.tick_id and v_last.chain = coalesce((cascade_internal.find_tick(v_queue.queue_id, v_queue.slots, v_fork.tick_id)).chain, v_last.chain) then
         return jsonb_build_object('from_tick', v_fork.tick_id, 'to_tick', v_last.tick_id, 'changed', false);
     end if;
+    if v_node.into_set is not null then
+        v_made := cascade_internal.fork_part(v_queue, v_node, v_fork);
+        if v_made is null then
+            return jsonb_build_object('from_tick', v_fork.tick_id, 'to_tick', v_last.tick_id, 'changed', false, 'follows', v_node.into_set);
+        end if;
+    end if;
     insert into cascade_internal.phantom as p ("set", term_uid, node, consumer, from_tick, to_tick, events)
     values (v_queue.name, v_last.term_uid, v_node.node, '.leaf', v_fork.tick_id, v_last.tick_id, v_last.total - v_fork.total)
     on conflict on constraint phantom_pkey do update
        set from_tick = least(p.from_tick, excluded.from_tick), to_tick = greatest(p.to_tick, excluded.to_tick), events = p.events + excluded.events;
+    if v_made is not null then
+        return jsonb_build_object('from_tick', v_fork.tick_id, 'to_tick', v_last.tick_id, 'events', v_made->'events', 'changed', true, 'into', v_node.into_set);
+    end if;
     for v_slot in 0 .. v_queue.slots - 1 loop
         execute format('delete from cascade_internal.tick_%s_%s as t where t.tick_id >= %s', v_queue.queue_id, v_slot, v_fork.tick_id);
     end loop;

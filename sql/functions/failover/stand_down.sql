@@ -322,7 +322,8 @@ begin
                                                'number', cascade.next_term_number(heir_duty."set"))
                        from cascade_internal.handover as h
                       where h.queue_id = v_queue.queue_id and h.state = 'heard' and h.target = v_node.node
-                        and h.closing_tick = v_last.tick_id and v_node.role = 'branch'),
+                        and h.closing_tick = v_last.tick_id and v_node.role = 'branch'
+                        and cascade_internal.can_merge(v_queue)),
         'reports', (select coalesce(jsonb_agg(c.new_uid), '[]') from cascade_internal.certificate as c
                      where c.queue_id = v_queue.queue_id and v_node.role <> 'root'
                        -- Also a carrier that nobody missed may have had something; and what was set aside may have been settled since.
@@ -330,6 +331,9 @@ begin
                             or cascade_internal.plain_report(cascade.certificate_report(heir_duty."set", c.new_uid))
                                <> cascade_internal.plain_report(c.reports->v_node.node))
                        and exists (select from cascade_internal.path_terms(v_queue.queue_id, v_last.term_uid) as p where p.uid = c.new_uid)),
+        -- What a combined set sets aside is merged again from the parts, by and by.
+        'is_to_look_up', v_queue.is_combined and v_node.role = 'branch' and exists (select from cascade_internal.quarantine as x
+                                                                                     where x."set" = v_queue.name and x.state = 'held'),
         -- Not as the members have it: those may come from a root that was given up.
         'root', (select t.node from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.uid = v_last.term_uid));
 end

@@ -109,6 +109,7 @@ begin
     loop
         perform cascade_internal.post_control(v_queue, 'cascade.member', to_jsonb(v_member) - 'queue_id');
     end loop;
+    perform cascade_internal.open_merging(v_queue);
     update cascade_internal.ballot as b set closed_at = clock_timestamp() where b.queue_id = v_id and b.uid = open_term.uid;
     update cascade_internal.handover as h set state = 'done' where h.queue_id = v_id and h.state = 'heard';
     perform cascade_internal.open_certificate(v_queue, v_term, open_term.facts);
@@ -272,6 +273,9 @@ begin
         perform cascade_internal.raise_answer('dropped', format('%s is no live member', v_node.node));
     elsif exists (select from cascade_internal.rival_terms(v_queue.queue_id)) then
         perform cascade_internal.raise_answer('conflict', 'two promotions exclude one another; a third one would not help');
+    end if;
+    if v_queue.is_combined then
+        perform cascade_internal.check_merging(v_queue);
     end if;
     -- It may have heard of a later term without a tick of it: that is what it ends then, at its own last tick.  But one that stands
     -- beyond the end of its term has a tail, and a newer number means that somebody else reigns.

@@ -5,6 +5,10 @@ returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
+    if (post_control.queue).is_combined then
+        perform cascade_internal.post_mark(post_control.queue, post_control.type, post_control.payload);
+        return;
+    end if;
     execute format('insert into queue.%I (type, payload, origin) values ($1, $2, ''.cascade'')', (post_control.queue).name)
       using post_control.type, post_control.payload::json;
 end
@@ -42,6 +46,14 @@ begin
             perform cascade_internal.learn_members((apply_control.queue).queue_id, jsonb_build_array(apply_control.payload));
         when 'cascade.global-watermark' then
             perform cascade_internal.move_watermark(apply_control.queue, (apply_control.payload->>'tick_id')::bigint);
+        when 'cascade.tick', 'cascade.fork' then
+            if (apply_control.queue).is_combined then
+                perform cascade_internal.learn_mark(apply_control.queue, apply_control.type, apply_control.payload);
+            end if;
+        when 'cascade.merged' then
+            if (apply_control.queue).is_combined then
+                perform cascade_internal.learn_merged(apply_control.queue, apply_control.payload);
+            end if;
         when 'cascade.consumers' then
             perform cascade_internal.learn_consumers((apply_control.queue).queue_id, apply_control.payload);
         when 'cascade.recreated' then
@@ -79,12 +91,13 @@ returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
-    insert into cascade_internal.member as m (queue_id, node, node_no, role, state, generation, since_tick, location, version, changed_at)
-    select learn_members.queue_id, x.node, x.node_no, x.role, x.state, x.generation, x.since_tick, x.location, x.version, x.changed_at
+    insert into cascade_internal.member as m (queue_id, node, node_no, role, state, generation, since_tick, location, version, changed_at, into_set, reign)
+    select learn_members.queue_id, x.node, x.node_no, x.role, x.state, x.generation, x.since_tick, x.location, x.version, x.changed_at, x.into_set, x.reign
       from jsonb_populate_recordset(null::cascade_internal.member, learn_members.members) as x
     on conflict on constraint member_pkey do update
        set role = excluded.role, state = excluded.state, generation = excluded.generation, since_tick = excluded.since_tick,
-           location = excluded.location, version = excluded.version, changed_at = excluded.changed_at
+           location = excluded.location, version = excluded.version, changed_at = excluded.changed_at,
+           into_set = excluded.into_set, reign = excluded.reign
      where m.version < excluded.version;
     update cascade_internal.node as n
        set generation = n.generation + 1, answer = 'dropped', answer_detail = 'the root dropped this member', answered_at = clock_timestamp()

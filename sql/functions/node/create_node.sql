@@ -29,9 +29,10 @@ begin
             using errcode = 'QC201', hint = 'Drop it, or choose another database: a copy must begin empty.';
     end if;
     perform cascade_internal.commit_durably();
-    insert into cascade_internal.queue (name, server, slots, term, term_uid, is_copy)
+    insert into cascade_internal.queue (name, server, slots, term, term_uid, is_copy, is_combined)
     values (create_node."set", cascade_internal.server_identity(), (create_node.welcome->'options'->>'slots')::smallint,
-            (create_node.welcome->>'term')::bigint, (create_node.welcome->>'term_uid')::uuid, true)
+            (create_node.welcome->>'term')::bigint, (create_node.welcome->>'term_uid')::uuid, true,
+            coalesce((create_node.welcome->>'is_combined')::boolean, false) and create_node.role = 'branch')
     returning * into v_queue;
     v_queue := cascade_internal.store_options(v_queue.queue_id, create_node.welcome->'options');
     perform cascade_internal.create_tables(v_queue);
@@ -51,6 +52,7 @@ begin
     select v_queue.queue_id, x.uid, x.number, x.node, x.parent_uid, x.fork, x.cause, x.reason, x.at, x.voided_by
       from jsonb_populate_recordset(null::cascade_internal.term, create_node.welcome->'terms') as x;
     perform cascade_internal.learn_history(v_queue.queue_id, create_node.welcome->'history');
+    perform cascade_internal.set_marks(v_queue, case when v_queue.is_combined then create_node.start->'marks' end);
     if create_node.role = 'branch' then
         perform cascade_internal.stand_on(v_queue, '.global_watermark', v_tick);
     end if;

@@ -15,7 +15,7 @@ begin
     v_tick := v_end.tick;
     return jsonb_build_object(
         'set_uid', v_node.set_uid, 'node', v_node.node, 'role', v_node.role, 'provider', v_node.provider,
-        'generation', v_node.generation, 'state', v_node.state, 'answer', v_node.answer, 'known_from', v_node.known_from,
+        'generation', v_node.generation, 'spoken', cascade_internal.spoken_generation(v_node), 'into', v_node.into_set, 'state', v_node.state, 'answer', v_node.answer, 'known_from', v_node.known_from,
         'queue_id', v_queue.queue_id, 'is_dirty', v_end.is_dirty, 'at', clock_timestamp(),
         'tick', to_jsonb(v_tick), 'needed', jsonb_build_object('term_uid', v_need.term_uid, 'tick_id', v_need.tick_id), 'terms', cascade_internal.known_terms(v_queue.queue_id));
 end
@@ -90,7 +90,7 @@ begin
      where t.queue_id = v_queue.queue_id and t.node = join_provider.subscriber->>'node';
     if v_answer.answer in ('on path', 'behind') then
         perform cascade_internal.hear(v_queue.queue_id, join_provider.subscriber->>'node', jsonb_build_array(jsonb_build_object(
-            'node', join_provider.subscriber->>'node', 'generation', join_provider.subscriber->'generation',
+            'node', join_provider.subscriber->>'node', 'generation', coalesce(join_provider.subscriber->'spoken', join_provider.subscriber->'generation'),
             -- Its consumers count, as in everything that it tells.
             'term_uid', join_provider.subscriber->'needed'->'term_uid', 'tick_id', join_provider.subscriber->'needed'->'tick_id',
             'is_waiting', false, 'at', coalesce(join_provider.subscriber->'at', to_jsonb(clock_timestamp())))));
@@ -316,7 +316,7 @@ begin
     perform cascade_internal.hear(v_queue.queue_id, register_subscriber.node, jsonb_build_array(jsonb_build_object(
         'node', register_subscriber.node, 'generation', register_subscriber.generation, 'term_uid', v_tick.term_uid,
         'tick_id', v_tick.tick_id, 'is_waiting', false, 'at', clock_timestamp())));
-    return to_jsonb(v_tick);
+    return to_jsonb(v_tick) || case when v_queue.is_combined then jsonb_build_object('marks', cascade_internal.marks_at(v_queue, v_tick)) else '{}' end;
 end
 $$;
 comment on function cascade.register_subscriber(text, text, bigint, text) is 'Holds the tick from which a new node will copy, and returns it.';

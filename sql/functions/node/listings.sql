@@ -17,7 +17,7 @@ begin
         v_tick := cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots);
         list_nodes."set" := v_queue.name;
         list_nodes.node := v_node.node;
-        list_nodes.role := v_node.role;
+        list_nodes.role := cascade_internal.shown_role(v_node);
         list_nodes.provider := v_node.provider;
         list_nodes.root := cascade_internal.root_name(v_node.queue_id);
         list_nodes.state := case when v_node.answer in ('behind', 'on path') then v_node.state else coalesce(v_node.answer, v_node.state) end;
@@ -87,7 +87,7 @@ declare
 begin
     for v_queue in select q.* from cascade_internal.queue as q join cascade_internal.node as n using (queue_id) order by q.name loop
         return query
-            select v_queue.name, m.node, m.node_no, m.role, m.state, p.generation, p.tick_id, p.at, p.heard_at, p.is_own, p.is_waiting,
+            select v_queue.name, m.node, m.node_no, cascade_internal.member_role(m, v_queue.is_combined), m.state, p.generation, p.tick_id, p.at, p.heard_at, p.is_own, p.is_waiting,
                    m.since_tick, m.changed_at, m.location
               from cascade_internal.member as m
               join cascade_internal.member_positions(v_queue) as p on p.node = m.node
@@ -97,6 +97,15 @@ begin
 end
 $$;
 comment on function cascade_internal.list_members() is 'The members of this database''s sets.';
+
+create or replace function cascade_internal.member_role(member cascade_internal.member, is_combined boolean)
+returns text
+language sql immutable set search_path = pg_catalog, pg_temp
+as $$
+    select case when (member_role.member).into_set is not null then 'merge-leaf'
+                when (member_role.member).role = 'root' and member_role.is_combined then 'combined-root' else (member_role.member).role end
+$$;
+comment on function cascade_internal.member_role(cascade_internal.member, boolean) is 'A member''s role as people call it.';
 
 create or replace function cascade_internal.list_terms()
 returns table ("set" text, number bigint, uid uuid, node text, parent_uid uuid, fork_tick bigint, cause text, reason text, at timestamptz)

@@ -1,7 +1,7 @@
--- cascade.create_set(set, node, location, options) makes this database the root of a new set and
+-- cascade.create_set(set, node, location, options, is_combined) makes this database the root of a new set and
 -- returns the set's uid.  A queue of that name that stands alone becomes the set's queue, with all
 -- its events.  A second call for the same node changes nothing but the location.
-create or replace function cascade.create_set("set" text, node text, location jsonb default '{}', options jsonb default '{}')
+create or replace function cascade.create_set("set" text, node text, location jsonb default '{}', options jsonb default '{}', is_combined boolean default false)
 returns uuid
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -13,9 +13,13 @@ begin
     perform cascade_internal.check_location(create_set.location);
     perform cascade_internal.check_read_committed('making a set');
     if not exists (select from cascade_internal.queue as q where q.name = create_set."set") then
-        perform cascade.create_queue(create_set."set", create_set.options);
+        perform cascade_internal.create_queue(create_set."set", create_set.options, create_set.is_combined);
     end if;
     select q.* into v_queue from cascade_internal.queue as q where q.name = create_set."set" for no key update;
+    if v_queue.is_combined is distinct from create_set.is_combined then
+        raise exception 'queue "%" is here already and % combined', create_set."set", case when v_queue.is_combined then 'is' else 'is not' end
+            using errcode = 'QC201', hint = 'A combined set begins empty: its events come from its parts.  Choose another name.';
+    end if;
     select n.* into v_node from cascade_internal.node as n where n.queue_id = v_queue.queue_id;
     if found then
         if v_node.role <> 'root' or v_node.node <> create_set.node then
@@ -38,7 +42,7 @@ begin
     return v_node.set_uid;
 end
 $$;
-comment on function cascade.create_set(text, text, jsonb, jsonb) is 'Makes this database the root of a new set.';
+comment on function cascade.create_set(text, text, jsonb, jsonb, boolean) is 'Makes this database the root of a new set.';
 
 -- A location names a database and how to reach it; a password has no place in it.
 create or replace function cascade_internal.check_location(location jsonb)
@@ -99,10 +103,10 @@ end
 $$;
 comment on function cascade_internal.change_member(cascade_internal.queue, text, text, jsonb) is 'Changes and publishes a member; false when nothing was to change.';
 
--- cascade.add_member(set, node, role, location, again): called at the root before a new node copies
+-- cascade.add_member(set, node, role, location, again, into_set): called at the root before a new node copies
 -- anything, so that everybody keeps what it will need.  Returns what the node must know.  A second
 -- call changes nothing; a member that was dropped or marked dead is taken back only with again.
-create or replace function cascade.add_member("set" text, node text, role text, location jsonb default '{}', again boolean default false)
+create or replace function cascade.add_member("set" text, node text, role text, location jsonb default '{}', again boolean default false, into_set text default null)
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -114,8 +118,9 @@ begin
     perform cascade_internal.check_name('node', add_member.node);
     perform cascade_internal.check_location(add_member.location);
     perform cascade_internal.check_read_committed('adding a member');
-    if add_member.role is null or add_member.role not in ('branch', 'leaf') then
-        raise exception 'a member is added as branch or leaf, not as %', coalesce(add_member.role, 'null')
+    if add_member.role is null or add_member.role not in ('branch', 'leaf', 'merge-leaf')
+       or (add_member.role = 'merge-leaf') <> (add_member.into_set is not null) then
+        raise exception 'a member is added as branch, leaf, or merge-leaf into a combined set, not as %', coalesce(add_member.role, 'null')
             using errcode = 'QC003', hint = 'A root is made by cascade.create_set().';
     end if;
     perform cascade_internal.commit_durably();
@@ -126,15 +131,17 @@ begin
             raise exception 'set "%" has had 99 members, and their numbers are never given again', add_member."set"
                 using errcode = 'QC208', hint = 'Take one of the dropped ones back, by its name, or make a new set.';
         end if;
-        insert into cascade_internal.member (queue_id, node, node_no, role, since_tick, location, version)
+        insert into cascade_internal.member (queue_id, node, node_no, role, into_set, since_tick, location, version)
         select v_queue.queue_id, add_member.node,
                (select max(m.node_no) + 1 from cascade_internal.member as m where m.queue_id = v_queue.queue_id),
-               add_member.role, cascade_internal.watermark(v_queue), add_member.location, cascade_internal.next_version(v_queue.queue_id)
+               case add_member.role when 'merge-leaf' then 'leaf' else add_member.role end, add_member.into_set,
+               cascade_internal.watermark(v_queue), add_member.location, cascade_internal.next_version(v_queue.queue_id)
         returning member.* into v_member;
         perform cascade_internal.post_control(v_queue, 'cascade.member', to_jsonb(v_member) - 'queue_id');
-        perform cascade_internal.note_step(v_queue.name, null, 'add member', jsonb_build_object('member', v_member.node, 'role', v_member.role));
-    elsif v_member.role <> add_member.role then
-        raise exception 'member "%" of set "%" is a %, not a %', add_member.node, add_member."set", v_member.role, add_member.role
+        perform cascade_internal.note_step(v_queue.name, null, 'add member', jsonb_build_object('member', v_member.node, 'role', add_member.role));
+    elsif (cascade_internal.member_role(v_member, v_queue.is_combined), v_member.into_set) is distinct from (add_member.role, add_member.into_set) then
+        raise exception 'member "%" of set "%" is a %, not a %', add_member.node, add_member."set",
+                        cascade_internal.member_role(v_member, v_queue.is_combined), add_member.role
             using errcode = 'QC207', hint = 'Choose another name, or drop the member first.';
     elsif v_member.state <> 'live' and not coalesce(add_member.again, false) then
         raise exception 'member "%" of set "%" is %', add_member.node, add_member."set", v_member.state
@@ -150,14 +157,14 @@ begin
         select m.* into v_member from cascade_internal.member as m where m.queue_id = v_queue.queue_id and m.node = add_member.node;
     end if;
     return jsonb_build_object(
-        'set_uid', v_root.set_uid, 'node_no', v_member.node_no, 'generation', v_member.generation, 'since_tick', v_member.since_tick,
+        'set_uid', v_root.set_uid, 'is_combined', v_queue.is_combined, 'node_no', v_member.node_no, 'generation', v_member.generation, 'since_tick', v_member.since_tick,
         'term', v_queue.term, 'term_uid', v_queue.term_uid, 'options', cascade_internal.queue_options(v_queue),
         'terms', cascade_internal.known_terms(v_queue.queue_id), 'members', cascade_internal.known_members(v_queue.queue_id),
         'history', cascade_internal.known_history(v_queue.queue_id),
         'consumers', cascade_internal.known_consumers(v_queue.queue_id, v_root.node));
 end
 $$;
-comment on function cascade.add_member(text, text, text, jsonb, boolean) is 'Adds a member at the root, and returns what its node must know.';
+comment on function cascade.add_member(text, text, text, jsonb, boolean, text) is 'Adds a member at the root, and returns what its node must know.';
 
 -- cascade.drop_member(set, node), cascade.mark_dead(set, node): the member no longer holds anybody's
 -- disk.  A dropped one is gone; a dead one may be the only other copy of something, so a root that

@@ -75,7 +75,7 @@ declare
 begin
     return jsonb_build_object('node', v_node.node, 'provider', v_node.provider, 'generation', v_node.generation, 'rows',
         (select jsonb_agg(r) from (
-        select jsonb_build_object('node', v_node.node, 'generation', v_node.generation, 'term_uid', v_tick.term_uid, 'tick_id', v_tick.tick_id,
+        select jsonb_build_object('node', v_node.node, 'generation', cascade_internal.spoken_generation(v_node), 'term_uid', v_tick.term_uid, 'tick_id', v_tick.tick_id,
                                   'is_waiting', cascade_internal.waits_for_watermark(v_queue), 'at', clock_timestamp())
         union all
         select to_jsonb(t) - 'queue_id' - 'is_direct' - 'heard_at'

@@ -5,13 +5,24 @@ create or replace function cascade.create_queue(queue text, options jsonb defaul
 returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
+begin
+    return cascade_internal.create_queue(create_queue.queue, create_queue.options, false);
+end
+$$;
+comment on function cascade.create_queue(text, jsonb) is 'Makes a queue; a second call with the same options changes nothing.';
+
+create or replace function cascade_internal.create_queue(queue text, options jsonb, is_combined boolean)
+returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
 declare
     v_queue cascade_internal.queue;
 begin
     perform cascade_internal.check_name('queue', create_queue.queue);
     perform cascade_internal.check_options(create_queue.options, true);
-    insert into cascade_internal.queue (name, server, slots)
-    values (create_queue.queue, cascade_internal.server_identity(), coalesce((create_queue.options->>'slots')::numeric::smallint, 3))
+    insert into cascade_internal.queue (name, server, slots, is_combined)
+    values (create_queue.queue, cascade_internal.server_identity(), coalesce((create_queue.options->>'slots')::numeric::smallint, 3),
+            create_queue.is_combined)
     on conflict on constraint queue_name_key do nothing
     returning * into v_queue;
     if v_queue.queue_id is null then
@@ -31,7 +42,7 @@ begin
     return true;
 end
 $$;
-comment on function cascade.create_queue(text, jsonb) is 'Makes a queue; a second call with the same options changes nothing.';
+comment on function cascade_internal.create_queue(text, jsonb, boolean) is 'Makes a queue, or the queue of a combined set.';
 
 create or replace function cascade_internal.create_tables(queue cascade_internal.queue)
 returns void
@@ -76,7 +87,13 @@ begin
             origin_id bigint
         ) partition by list (slot)
         $ddl$, v_name, v_id, cascade_internal.clock_default(create_tables.queue), 2 * v_slots, v_whens, v_slots);
-    execute format('comment on table queue.%I is %L', v_name, 'A queue of Cascade: insert (type, key, payload, headers) to enqueue.');
+    execute format('comment on table queue.%I is %L', v_name,
+                   case when (create_tables.queue).is_combined then 'A combined queue of Cascade: its events come from its parts.'
+                        else 'A queue of Cascade: insert (type, key, payload, headers) to enqueue.' end);
+    if (create_tables.queue).is_combined then
+        execute format('create trigger cascade_combined before insert on queue.%I for each statement'
+                       ' execute function cascade_internal.refuse_combined()', v_name);
+    end if;
 
     for v_slot in 0 .. v_slots - 1 loop
         execute format('create table cascade_internal.event_%s_%s partition of queue.%I for values in (%2$L)'
@@ -84,7 +101,7 @@ begin
         -- Whoever writes to a partition by name, as copying does, need not know its slot.
         execute format('alter table only cascade_internal.event_%s_%s alter column slot set default %2$L', v_id, v_slot);
         execute format('create index event_%s_%s_txid_idx on cascade_internal.event_%1$s_%2$s (txid)', v_id, v_slot);
-        if (create_tables.queue).is_copy then
+        if (create_tables.queue).is_copy or (create_tables.queue).is_combined then
             execute format('create index event_%s_%s_control_idx on cascade_internal.event_%1$s_%2$s (txid)'
                            ' where origin = ''.cascade''', v_id, v_slot);
         end if;

@@ -153,6 +153,9 @@ begin
                 where o.queue_id = v_id
                   and o.reserved_at < clock_timestamp() - interval '30 days'
                   for update skip locked);
+        if (rotate_step.queue).is_combined then
+            perform cascade_internal.keep_marks(rotate_step.queue);
+        end if;
         perform cascade_internal.set_register(rotate_step.queue, v_current + 1,
                                               cascade_internal.is_armed(v_id, (rotate_step.queue).slots));
         rotate_step.action := 'switched';
