@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +11,12 @@ import click
 
 from cascade.cli import JSON_OPTION, operate
 from cascade.cli import output as out
-from cascade.cli.operate import DEAD_OPTION, TIMEOUT_OPTION, Job, accepting, operating, words
+from cascade.cli.operate import DEAD_OPTION, TIMEOUT_OPTION, Job, Words, accepting, operating, words
 from cascade.cli.status import FILE_HELP, FILE_OPTION, find_file
 from cascade.errors import UnsafeError
 
 if TYPE_CHECKING:
-    from cascade.topology import Topology
+    from cascade.topology import Node, Topology
 
 SET = click.argument("set_name", metavar="SET")
 
@@ -44,9 +45,10 @@ def plan(path: Path, sets: tuple[str, ...], output: Path | None, timeout_s: floa
     cascade plan -f orders.yaml --json | jq '.plans[].steps[].text'
     """
     text, topology = operate.read(path)
-    names = sets or tuple(name for name, found in topology.sets.items() if not found.is_combined)
+    names = _in_order(topology, sets)
     jobs = [
-        Job(set=_known(topology, name), wanted=topology, words=words(**said), timeout_s=timeout_s) for name in names
+        Job(set=name, wanted=topology, words=_words_for(topology, name, names, said), timeout_s=timeout_s)
+        for name in names
     ]
     plans = [job.make_plan() for job in jobs]
     found = operate.saved(jobs, path, text)
@@ -106,9 +108,10 @@ def apply(
     path = find_file(path)
     code = 0
     text, topology = operate.read(path)
-    for name in only or tuple(name for name, found in topology.sets.items() if not found.is_combined):
+    names = _in_order(topology, only)
+    for name in names:
         text, topology = operate.read(path)
-        job = Job(set=_known(topology, name), wanted=topology, words=words(**said), timeout_s=timeout_s)
+        job = Job(set=name, wanted=topology, words=_words_for(topology, name, names, said), timeout_s=timeout_s)
         code = max(code, operate.operate(job, path, text, dry_run=dry_run, yes=yes, wait_s=wait_s, as_json=as_json))
     return code
 
@@ -163,7 +166,8 @@ def switchover(
     The root refuses inserts while the reign is handed over, with an error that says to try again; how long that
     took is printed.  A writer that holds it up is named, and waited for as long as --wait says; then
     nothing has changed.  The old root, and whoever copied from it, copy from the new one.  The file is changed
-    accordingly, its comments kept.
+    accordingly, its comments kept.  A combined set is handed over to its combined-failover only: the branch whose
+    database has a merge-leaf of every part.
 
     \b
     cascade switchover orders --to s2 -f orders.yaml --dry-run
@@ -202,7 +206,8 @@ def failover(
     until what nobody can know is accepted: the dry run names the options.  Leaves that had come further go back to the
     fork, and a certificate says what may be lost, until the old root was read or declared destroyed.  The lost
     node stays in the file as a branch: `cascade resurrect` brings it back.  A lost branch loses nothing: its
-    subscribers copy from --to, or from its provider.
+    subscribers copy from --to, or from its provider.  A combined set is followed by its combined-failover.  What other
+    sets have lost with the same database is named at the end.
 
     \b
     cascade failover orders --dead s1 -f orders.yaml --dry-run
@@ -218,7 +223,21 @@ def failover(
     if lost.role.is_root and to is None:
         to = _successor(job, dead)
     job.wanted = edits.failover(topology, set_name, dead, to)
-    return operate.operate(job, path, text, dry_run=dry_run, yes=yes, wait_s=wait_s, as_json=as_json)
+    code = operate.operate(job, path, text, dry_run=dry_run, yes=yes, wait_s=wait_s, as_json=as_json)
+    for line in _also_lost(topology, lost):
+        click.echo(f"note: {line}", err=True)
+    return code
+
+
+def _also_lost(topology: Topology, lost: Node) -> Iterator[str]:
+    """Yield what other sets have lost with the database of a node, parts before what combines them."""
+    for name in topology.parts_first:
+        found = topology.sets[name]
+        for node in found.nodes.values():
+            is_needed = node.role.is_root or found.subscribers(node.name)
+            if name != lost.set and node.database == lost.database and is_needed:
+                remedy = f"cascade failover {name} --dead {node.name}"
+                yield f"database {node.database} has the {node.role} {node.name} of set {name}, too: {remedy}"
 
 
 def _successor(job: Job, dead: str) -> str:
@@ -276,8 +295,17 @@ def resurrect(
     return operate.operate(job, path, text, dry_run=dry_run, yes=yes, wait_s=wait_s, as_json=as_json)
 
 
-def _known(topology: Topology, name: str) -> str:
-    """Return the name of a set of the file, or raise with the one that was probably meant."""
-    if name not in topology.sets:
-        topology.find(name, "")
-    return name
+def _in_order(topology: Topology, sets: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the sets that were named, or all; parts come before what combines them, which finds a provider then."""
+    for name in sets:
+        if name not in topology.sets:
+            topology.find(name, "")
+    return tuple(name for name in topology.parts_first if name in sets or not sets)
+
+
+def _words_for(topology: Topology, name: str, names: tuple[str, ...], said: Mapping[str, Any]) -> Words:
+    """Return what was said, as far as it is about nodes of this set; of those that no set has, each is told."""
+    others = {node for other in names if other != name for node in topology.sets[other].nodes}
+    strange = others - set(topology.sets[name].nodes)
+    lists = {key: [node for node in said[key] if node not in strange] for key in ("dead", "without")}
+    return words(**{**said, **lists})
