@@ -28,8 +28,8 @@ COPY = sql.SQL("copy {} (type, key, payload, headers) from stdin (encoding 'UTF8
 
 #: Up to so many events travel in one INSERT; COPY costs one round trip more.
 INSERT_MOST = 20
-#: What is handed to the driver at once.
-BLOCK_BYTES = 128 * 1024
+#: What is handed to the driver at once: little, so that the server has work while the next events are encoded.
+BLOCK_BYTES = 16 * 1024
 #: How long a queue's limit of size is taken for granted: another question would be half of what an INSERT costs.
 LIMIT_KNOWN_S = 60.0
 
