@@ -79,14 +79,14 @@ def status(path: Path, watch: bool, timeout_s: float, as_json: bool) -> int:
     """
     topology = load(path)
     if not watch:
-        return show_status(topology, look(topology, timeout_s), as_json=as_json)
+        return show_status(look(topology, timeout_s), as_json=as_json)
     level = 0
     try:
         while True:
             found = look(topology, timeout_s)
             if not as_json:
                 click.clear()
-            level = show_status(topology, found, as_json=as_json)
+            level = show_status(found, as_json=as_json)
             time.sleep(1.0)
             topology = load(path)
     except KeyboardInterrupt:
@@ -97,6 +97,7 @@ def status(path: Path, watch: bool, timeout_s: float, as_json: bool) -> int:
 class Found:
     """What is known of a topology: of every node, of what each root's death would cost, and of parts."""
 
+    topology: Topology
     nodes: Sequence[NodeStatus]
     outlooks: Sequence[Outlook]
     parts: Sequence[PartStatus]
@@ -118,6 +119,7 @@ def make_of(topology: Topology, answers: dict[str, Answer]) -> Found:
 
     combined = [found for found in topology.sets.values() if found.is_combined]
     return Found(
+        topology=topology,
         nodes=assess(topology, answers),
         outlooks=outlook(topology, answers),
         parts=[part for found in combined for part in parts_of(topology, found, answers)],
@@ -125,41 +127,41 @@ def make_of(topology: Topology, answers: dict[str, Answer]) -> Found:
     )
 
 
-def show_status(topology: Topology, found: Found, *, as_json: bool) -> int:
+def show_status(found: Found, *, as_json: bool) -> int:
     """Print the pictures, and return the worst level."""
     from cascade.node.assess import LEVELS
 
     worst = max((node.level for node in found.nodes), default=0)
     if as_json:
-        out.echo_json({"level": LEVELS[worst], "sets": [set_row(topology, found, ahead) for ahead in found.outlooks]})
+        out.echo_json({"level": LEVELS[worst], "sets": [set_row(found, ahead) for ahead in found.outlooks]})
         return worst
-    for name in tops(topology.sets):
-        click.echo(show_family(topology, found, name) + "\n")
+    for name in tops(found.topology.sets):
+        click.echo(show_family(found, name) + "\n")
     click.echo(LEVELS[worst])
     return worst
 
 
-def set_row(topology: Topology, found: Found, ahead: Outlook) -> dict[str, Any]:
+def set_row(found: Found, ahead: Outlook) -> dict[str, Any]:
     """Return a set as the contract of --json has it."""
     row: dict[str, Any] = {"set": ahead.set, "root": ahead.root, "if_the_root_died": if_it_died(ahead)}
     if ahead.is_combined:
         row |= {
-            "combines": list(topology.sets[ahead.set].combines),
+            "combines": list(found.topology.sets[ahead.set].combines),
             "parts": [combined.part_row(part) for part in found.parts if part.set == ahead.set],
             "successors": [combined.successor_row(branch) for branch in found.successors if branch.set == ahead.set],
         }
     return {**row, "nodes": [as_row(node) for node in found.nodes if node.set == ahead.set]}
 
 
-def show_family(topology: Topology, found: Found, name: str) -> str:
+def show_family(found: Found, name: str) -> str:
     """Draw a set with all that it combines, and say what the deaths of their roots would cost."""
-    outlooks = [ahead for ahead in found.outlooks if ahead.set in family(topology.sets, name)]
-    return "\n".join([draw_family(topology, found, name), "", *prospects(found, outlooks)])
+    outlooks = [ahead for ahead in found.outlooks if ahead.set in family(found.topology.sets, name)]
+    return "\n".join([draw_family(found, name), "", *prospects(found, outlooks)])
 
 
-def draw_family(topology: Topology, found: Found, name: str) -> str:
+def draw_family(found: Found, name: str) -> str:
     """Draw a plain set as a tree, a combined one together with all that it combines."""
-    names = family(topology.sets, name)
+    topology, names = found.topology, family(found.topology.sets, name)
     if names == [name]:
         return draw(topology.sets[name], [node for node in found.nodes if node.set == name])
     nodes = {(node.set, node.node): node for node in found.nodes}

@@ -29,6 +29,7 @@ from cascade.cli import output as out
 if TYPE_CHECKING:
     from cascade.cli.demo.places import Places
     from cascade.cli.demo.proof import Proof
+    from cascade.cli.demo.shop import Shop
     from cascade.cli.demo.stage import Stage
 
 
@@ -82,23 +83,24 @@ async def play(where: Places, acts: tuple[int, ...], seconds: float, rate: int, 
     # Streams log that they lost a server; here that is told otherwise.
     logging.getLogger("cascade").addHandler(logging.NullHandler())
     shop = Shop(where, rate)
-    stage = Stage(where, shop, to_stderr=to_stderr)
+    stage = Stage(where, shop.headline, to_stderr=to_stderr)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stage.hurry)
     with stage.lit():
         try:
             async with asyncio.TaskGroup() as group:
-                return await perform(stage, group, acts, seconds)
+                return await perform(stage, shop, group, acts, seconds)
         finally:
             stage.children.kill()
 
 
-async def perform(stage: Stage, group: asyncio.TaskGroup, acts: tuple[int, ...], seconds: float) -> list[Proof]:
+async def perform(
+    stage: Stage, shop: Shop, group: asyncio.TaskGroup, acts: tuple[int, ...], seconds: float
+) -> list[Proof]:
     """Start everybody, play, and stop everybody."""
     from cascade.cli.demo.acts import first_act, second_act
     from cascade.cli.demo.places import NODES
 
-    shop = stage.shop
     proofs: list[Proof] = []
     stage.start(group, *NODES)
     watching = group.create_task(stage.watch(), name="watch")
