@@ -47,6 +47,11 @@ class NodeDraft:
         """Return the name of its provider, or None where there is none to be read."""
         return self.values.get("provider")
 
+    @property
+    def into(self) -> str | None:
+        """Return the combined set that it feeds, or None where there is none to be read."""
+        return self.values.get("into")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SetDraft:

@@ -86,7 +86,7 @@ def _changes(text: str, root: yaml.Node, found: Topology, wanted: Topology) -> I
         nodes = _value(at, "nodes")
         for node in new.nodes.values():
             was = old.nodes.get(node.name)
-            if was is None:
+            if was is None or node.is_derived:
                 continue
             place = _value(nodes, node.name)
             if node.role != was.role:

@@ -89,7 +89,7 @@ def as_observed(topology: Topology, observed: Observed) -> Topology:
         elif role is None and not node.role.is_root:
             nodes[name] = node
         else:
-            kind = Role.LEAF if node.role is Role.LEAF else Role.BRANCH
+            kind = Role.BRANCH if node.role.is_carrier else node.role
             known = observed.provider_of(name) or (None if name in observed.views else node.provider)
             nodes[name] = replace(node, role=kind, provider=known if known in found.nodes else root)
     made = with_nodes(topology, observed.set, nodes)

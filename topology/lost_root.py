@@ -50,6 +50,7 @@ def choose_successor(wanted: Set, observed: Observed, dead: str) -> str | None:
     if best and best[0].is_rewound:
         return best[0].node
     found = [view for view in best if view.node not in (dead, observed.tip.node) and view.node in wanted.nodes]
+    found = [view for view in found if not observed.unmerged(view)]
     order = list(wanted.nodes)
 
     def rank(view: View) -> tuple[bool, tuple[bool, int], bool, int]:
@@ -69,6 +70,9 @@ def unfit(sketch: Sketch, target: str) -> tuple[str, str] | None:
         return "it does not exist yet", "make it a branch first, and wait until it has come up"
     if not view.is_carrier:
         return "it is a leaf and keeps no queue", "name a branch"
+    if unmerged := sketch.observed.unmerged(view):
+        fact = f"no combined-failover, since its database has no merge-leaf of {', '.join(unmerged)}"
+        return f"it is {fact}", name_failover(sketch)
     if view.is_rewound and target == sketch.observed.tip.node:
         best = carriers(sketch.observed)[0]
         return None if best is view else (f"{best.node} has what its database lost", f"name {best.node}")
@@ -82,6 +86,21 @@ def unfit(sketch: Sketch, target: str) -> tuple[str, str] | None:
     if view.state == "paused":
         return "it is paused", f"cascade node resume {name} {target}"
     return None
+
+
+def name_failover(sketch: Sketch) -> str:
+    """Return what helps where a carrier of a combined set could not go on merging."""
+    fit = [view.node for view in carriers(sketch.observed) if not sketch.observed.unmerged(view)]
+    if fit:
+        return f"name {' or '.join(fit)}"
+    return "write merge-leaves of all parts out for its database, and wait until its daemon has made them"
+
+
+def warn_of_merge_leaves(sketch: Sketch, target: str) -> None:
+    """Say which parts will not be merged at a new combined-root until somebody does something about it."""
+    for part in sketch.observed.views[target].parts:
+        if part.answer == "dropped":
+            sketch.warn(f"{part.part} has dropped {part.node}: cascade node add {part.part} {part.node} takes it back")
 
 
 def lost_heir(sketch: Sketch) -> str | None:
@@ -118,6 +137,7 @@ def fail_over(sketch: Sketch) -> bool:
             f"{name} is given up and may be further on than tick {best.tick.tick_id}:"
             " the certificate waits until its database was read or declared destroyed"
         )
+    warn_of_merge_leaves(sketch, target)
     promotion(sketch, sketch.observed.views[target], best)
     return True
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from cascade.errors import TopologyError
+from cascade.topology.combine import merge_leaves
 from cascade.topology.dsn import redact
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ class Node:
     """One database's part in one set; only the root has no provider.
 
     `start` is where a leaf begins: now, earliest, or the id of a tick.  `into` is the combined set
-    that a merge-leaf feeds.
+    that a merge-leaf feeds; `is_derived` says that it is not written and follows from what that set combines.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Node:
     start: str | None = None
     into: str | None = None
     options: Mapping[str, object] = field(default_factory=dict, hash=False)
+    is_derived: bool = False
 
     def __post_init__(self) -> None:
         if self.role.is_root != (self.provider is None):
@@ -123,7 +125,7 @@ class Database:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """All that a file says.  Where it came from is no part of what it says."""
+    """All that a file says, and the merge-leaves that follow from that; where it came from is no part of it."""
 
     databases: Mapping[str, Database] = field(hash=False)
     sets: Mapping[str, Set] = field(hash=False)
@@ -132,6 +134,7 @@ class Topology:
     source: str = field(default="<topology>", compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "sets", _with_merge_leaves(self.sets))
         for name in ("databases", "sets", "signals"):
             _freeze(self, name)
 
@@ -139,6 +142,21 @@ class Topology:
         """Return the nodes that a database has, at most one per set; raise for a database not defined."""
         _find(database, self.databases, "there is no database")
         return tuple(node for found in self.sets.values() for node in found.nodes.values() if node.database == database)
+
+    @property
+    def parts_first(self) -> tuple[str, ...]:
+        """Return the names of the sets in the order of the file, but each part before the sets that combine it."""
+        found: dict[str, None] = {}
+
+        def add(name: str, above: tuple[str, ...]) -> None:
+            for part in self.sets[name].combines:
+                if part in self.sets and part not in above:
+                    add(part, (*above, part))
+            found.setdefault(name)
+
+        for name in self.sets:
+            add(name, (name,))
+        return tuple(found)
 
     def find(self, set: str, node: str) -> Node:
         """Return a node by its set and name, or raise with the name that was probably meant."""
@@ -156,6 +174,27 @@ def _find(name: str, known: Mapping[str, T], missing: str) -> T:
         return known[name]
     hint = did_you_mean(name, known, f"known are {', '.join(known) or 'none'}.")
     raise TopologyError(f"{missing} {name!r}", hint=hint[0].upper() + hint[1:])
+
+
+def _with_merge_leaves(sets: Mapping[str, Set]) -> dict[str, Set]:
+    """Return sets with the merge-leaves that follow from what they say now, instead of those that did before."""
+    written = {
+        name: replace(found, nodes={node.name: node for node in found.nodes.values() if not node.is_derived})
+        for name, found in sets.items()
+    }
+    nodes = {name: dict(found.nodes) for name, found in written.items()}
+    for leaf in merge_leaves(written):
+        if leaf.obstacle is None:
+            nodes[leaf.part][leaf.name] = Node(
+                name=leaf.name,
+                set=leaf.part,
+                database=leaf.database,
+                role=Role.MERGE_LEAF,
+                provider=leaf.provider,
+                into=leaf.into,
+                is_derived=True,
+            )
+    return {name: replace(found, nodes=nodes[name]) for name, found in written.items()}
 
 
 def _freeze(value: Any, name: str) -> None:

@@ -83,7 +83,17 @@ class Member:
     @property
     def is_carrier(self) -> bool:
         """Whether it keeps a copy of the queue."""
-        return self.role in ("root", "branch")
+        return Role(self.role).is_carrier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartView:
+    """A part of a combined set as a carrier knows it; `node` is its merge-leaf there, if it has one."""
+
+    part: str
+    node: str | None = None
+    tick_id: int | None = None
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +126,8 @@ class View:
     writers: tuple[str, ...] = ()
     prepared: tuple[str, ...] = ()
     certificates: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
+    #: Of a carrier of a combined set.
+    parts: tuple[PartView, ...] = ()
 
     @property
     def is_carrier(self) -> bool:
@@ -179,6 +191,7 @@ class View:
             writers=tuple(_writer(row) for row in found.get("writers") or ()),
             prepared=tuple(_prepared(row) for row in found.get("prepared") or ()),
             certificates=tuple(found.get("certificates") or ()),
+            parts=tuple(_part(PartView, row) for row in found.get("parts") or ()),
         )
 
 
@@ -228,6 +241,17 @@ class Observed:
         return self.views.get(self.tip.node)
 
     @cached_property
+    def is_combined(self) -> bool:
+        """Whether the databases have it as a combined set."""
+        roles = [*(view.role for view in self.views.values()), *(member.role for member in self.members.values())]
+        return Role.COMBINED_ROOT in roles
+
+    def unmerged(self, view: View) -> list[str]:
+        """Return the parts, as far as anybody knows them, that have no merge-leaf where this carrier is."""
+        known = {part.part for other in self.views.values() for part in other.parts}
+        return sorted(known - {part.part for part in view.parts if part.node is not None})
+
+    @cached_property
     def members(self) -> Mapping[str, Member]:
         """The members, each as whoever stands furthest on knows it, with the highest position anybody heard of."""
         found: dict[str, Member] = {}
@@ -257,7 +281,7 @@ class Observed:
         if node in self.views:
             return str(self.views[node].role)
         if self.tips and node == self.tips[-1].node:
-            return "root"
+            return str(Role.COMBINED_ROOT if self.is_combined else Role.ROOT)
         return self.members[node].role if node in self.members else None
 
     def provider_of(self, node: str) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from cascade.topology.conditions import Condition
 from cascade.topology.decision import Plan, Request
-from cascade.topology.model import Node, Set, did_you_mean
+from cascade.topology.model import Node, Role, Set, did_you_mean
 from cascade.topology.observe import Observed, View
 from cascade.topology.render import walk
 from cascade.topology.sketch import Sketch, document_of
@@ -38,9 +38,6 @@ def make_plan(wanted: Set, observed: Observed, request: Request) -> Plan:
 
 def hindrances(wanted: Set, observed: Observed, request: Request) -> Iterator[tuple[str, str]]:
     """Yield what makes planning pointless, each with a remedy."""
-    if wanted.is_combined:
-        yield "it is a combined set", "this release plans for plain sets only"
-        return
     if not observed.views:
         reasons = "; ".join(f"{node}: {reason}" for node, reason in observed.silent.items())
         if observed.silent:
@@ -64,10 +61,20 @@ def hindrances(wanted: Set, observed: Observed, request: Request) -> Iterator[tu
         fact = f"{', '.join(in_conflict)} stopped in a conflict and has not heard that {observed.tip.uid} was kept"
         yield fact, f"cascade resolve {wanted.name} --keep {observed.tip.uid} goes on with that"
     yield from old_file(wanted, observed)
+    if observed.is_combined != wanted.is_combined and any(view.is_carrier for view in observed.views.values()):
+        kinds = ("a combined set", "a plain one")
+        here, there = kinds if wanted.is_combined else reversed(kinds)
+        yield f"it is {here} in the file, and {there} in the databases", "give the one in the file another name"
+        return
     for name, view in observed.views.items():
         node = wanted.nodes.get(name)
-        if node is not None and node.role.is_carrier != view.is_carrier:
+        if node is not None and kind_of(node.role) != kind_of(view.role):
             yield f"{name} is a {view.role} and cannot become a {node.role}", "add it anew under another name"
+
+
+def kind_of(role: Role) -> Role:
+    """Return a role as far as it never changes: any carrier can become the root."""
+    return Role.BRANCH if role.is_carrier else role
 
 
 def old_file(wanted: Set, observed: Observed) -> Iterator[tuple[str, str]]:
@@ -84,6 +91,9 @@ def old_file(wanted: Set, observed: Observed) -> Iterator[tuple[str, str]]:
 
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a stored document says otherwise than the file."""
+    if mine.get("combines") != theirs.get("combines"):
+        lists = [", ".join(one.get("combines") or ()) or "nothing" for one in (theirs, mine)]
+        yield f"it combines {lists[0]}, in the file {lists[1]}"
     here, there = mine.get("nodes") or {}, theirs.get("nodes") or {}
     for name in dict.fromkeys([*here, *there]):
         if name not in there or name not in here:
@@ -95,7 +105,11 @@ def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[
 
 
 def bring_back(sketch: Sketch) -> None:
-    """Plan for nodes beyond a fork: former roots become branches, tails are set aside, leaves go back."""
+    """Plan for nodes beyond a fork: former roots become branches, tails are set aside, leaves go back.
+
+    A merge-leaf goes back by itself: at the combined-root its daemon says in that log what the part has lost, and
+    elsewhere it follows that log.
+    """
     root = sketch.wanted.root.name
     for name in sketch.wanted.nodes:
         view = sketch.observed.views.get(name)
@@ -107,7 +121,7 @@ def bring_back(sketch: Sketch) -> None:
             sketch.steps.append(Resurrect(node=name, provider=root, before=before))
         elif view.role.is_root:
             sketch.steps.append(Demote(node=name, provider=root, before=before))
-        elif fork and not view.is_carrier:
+        elif fork and view.role is Role.LEAF:
             sketch.steps.append(ResetLeaf(node=name, fork=fork.row, before=before))
             continue
         else:
@@ -156,7 +170,7 @@ def explain(sketch: Sketch, node: Node, *, is_waiting: bool) -> None:
 def switch(view: View, provider: str, sketch: Sketch) -> SwitchProvider:
     """Return the step that has a node copy from another one."""
     provided = sketch.providers[view.node]
-    before = Condition(node=view.node, role="branch" if view.is_carrier else "leaf", provider=provided)
+    before = Condition(node=view.node, role=str(kind_of(view.role)), provider=provided)
     return SwitchProvider(node=view.node, provider=provider, generation=view.generation, before=(before,))
 
 
@@ -187,7 +201,8 @@ def how_to_add(node: Node, sketch: Sketch) -> str | None:
     if member is not None and member.state != "live":
         return f"it is {member.state}; cascade node add {node.set} {node.name} takes it back"
     if node.name in sketch.observed.missing:
-        return "its daemon makes it: cascade node run"
+        why = f", as {node.into} combines this set" if node.is_derived else ""
+        return f"its daemon makes it{why}: cascade node run"
     return None
 
 

@@ -66,7 +66,7 @@ def heading(found: Set) -> str:
 def details(node: Node) -> list[str]:
     """Return what a node says about itself besides its role and database."""
     start = f"from {node.start}" if node.start not in (None, "earliest") else ""
-    into = f"into {node.into}" if node.into else ""
+    into = f"into {node.into}{' (derived)' if node.is_derived else ''}" if node.into else ""
     return [part for part in (node.handler, start, into) if part]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cascade.topology.conditions import Condition
 from cascade.topology.decision import Loss, Plan, Refusal, Request
-from cascade.topology.model import Set
+from cascade.topology.model import Role, Set
 from cascade.topology.observe import Observed, View
 from cascade.topology.steps import Step
 from cascade.topology.terms import Term, Tick, left_at
@@ -83,10 +83,8 @@ class Sketch:
 
     def finish(self) -> Plan:
         """Return the plan."""
-        how = "tick_id" if self.kind == "failover" else "at_least"
-        fields = ("role", "provider", "term_uid", "generation", how)
         views = self.observed.views
-        evidence = {name: Condition.of(views[name], *fields) if name in views else None for name in self.providers}
+        evidence = {name: self._evidence(views[name]) if name in views else None for name in self.providers}
         tips = self.observed.tips
         return Plan(
             set=self.wanted.name,
@@ -105,6 +103,13 @@ class Sketch:
             document=document_of(self.wanted),
         )
 
+    def _evidence(self, view: View) -> Condition:
+        """Return what must still be so of a node; a merge-leaf is moved by what happens to its combined set."""
+        if view.role is Role.MERGE_LEAF:
+            return Condition.of(view, "role", "provider")
+        how = "tick_id" if self.kind == "failover" else "at_least"
+        return Condition.of(view, "role", "provider", "term_uid", "generation", how)
+
     def _facts(self, evidence: Mapping[str, Condition | None]) -> dict[str, Any]:
         request = self.request
         return {
@@ -117,6 +122,10 @@ class Sketch:
 
 
 def document_of(wanted: Set) -> dict[str, Any]:
-    """Return what the databases are told of a set: its nodes, where they are and whom they copy from."""
+    """Return what the databases are told of a set: what it combines, its nodes, where they are, whom they copy from.
+
+    Whether a merge-leaf is written out in the file or not makes no difference.
+    """
     nodes = wanted.nodes.values()
-    return {"nodes": {n.name: {"database": n.database, "role": str(n.role), "provider": n.provider} for n in nodes}}
+    found = {n.name: {"database": n.database, "role": str(n.role), "provider": n.provider} for n in nodes}
+    return {"nodes": found} | ({"combines": list(wanted.combines)} if wanted.is_combined else {})

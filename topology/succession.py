@@ -11,7 +11,14 @@ from __future__ import annotations
 from datetime import datetime
 
 from cascade.topology.conditions import Condition
-from cascade.topology.lost_root import close_old_ballots, fail_over, is_hindered_by_a_ballot, lost_heir, unfit
+from cascade.topology.lost_root import (
+    close_old_ballots,
+    fail_over,
+    is_hindered_by_a_ballot,
+    lost_heir,
+    unfit,
+    warn_of_merge_leaves,
+)
 from cascade.topology.observe import Handover, Observed, View
 from cascade.topology.sketch import Sketch
 from cascade.topology.steps import Abort, AwaitPromotion, Demote, Fence, Offer, SwitchProvider
@@ -116,6 +123,7 @@ def switch_over(sketch: Sketch, root: View) -> bool:
         offer(sketch, root, view)
     else:
         sketch.uid, sketch.op_id = handover.uid, handover.op_id or sketch.op_id
+    warn_of_merge_leaves(sketch, target)
     sketch.steps.append(AwaitPromotion(node=target, uid=sketch.uid, old=root.node))
     sketch.providers |= {target: None, root.node: target}
     sketch.steps.append(Demote(node=root.node, provider=target, before=(Condition.of(root, "term_uid"),)))

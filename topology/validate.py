@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from cascade.errors import Problem
 from cascade.topology import dsn as dsns
+from cascade.topology.combine import Derived, Placed, merge_leaves
 from cascade.topology.draft import Draft, NodeDraft, SetDraft, quoted
 from cascade.topology.model import Role, Topology, did_you_mean
 from cascade.topology.write import as_document
@@ -226,6 +227,30 @@ def parts_are_known(draft: Draft) -> Iterator[Problem]:
             yield draft.problem((*found.path, "combines", index), fact, remedy)
 
 
+def parts_can_be_merged(draft: Draft) -> Iterator[Problem]:
+    """Where a combined set is merged, and where it may go on, there is room for a merge-leaf of every part."""
+    for leaf in merge_leaves({name: found for name, found in draft.sets.items() if found.is_whole}):
+        part, combined = draft.sets[leaf.part], draft.sets[leaf.into]
+        dsn = draft.databases.get(leaf.database)
+        twins = [n for n in part.nodes.values() if dsn and n.database and draft.databases.get(n.database) == dsn]
+        if leaf.obstacle is not None or twins:
+            path = (*combined.path, "combines", combined.values["combines"].index(leaf.part))
+            yield draft.problem(path, *_no_room(leaf, leaf.obstacle or twins[0]))
+
+
+def _no_room(leaf: Derived, other: Placed) -> tuple[str, str]:
+    """Return what keeps a merge-leaf from its place, and what would help."""
+    kind = "combined-root" if leaf.is_at_root else "combined-failover"
+    lacks = f"{kind} {leaf.name} has no merge-leaf of part {leaf.part}"
+    if other.database != leaf.database and other.name == leaf.name:
+        values = f"{{database: {leaf.database}, role: merge-leaf, provider: {leaf.provider}, into: {leaf.into}}}"
+        return f"{lacks}: {other.name} is another node of that set", f"write it out under a name of its own: {values}"
+    what = f"feeds set {other.into} from it" if other.into else f"has node {other.name} of it"
+    elsewhere = f"give {leaf.name} or {other.name} a database of its own"
+    another = f"; or write merge-leaves out where another branch is: it is the {kind} then"
+    return f"{lacks}: database {leaf.database} {what} already", elsewhere + ("" if leaf.is_at_root else another)
+
+
 def parts_come_once(draft: Draft) -> Iterator[Problem]:
     """A part that is reached twice, directly or through another combined set, would bring its events twice."""
     for found in draft.sets.values():
@@ -343,6 +368,7 @@ RULES: tuple[Callable[[Draft], Iterator[Problem]], ...] = (
     only_a_leaf_chooses_its_start,
     merge_leaves_feed_a_combined_set,
     parts_are_known,
+    parts_can_be_merged,
     parts_come_once,
     sets_do_not_combine_in_circles,
     signals_can_be_reached,

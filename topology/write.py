@@ -15,7 +15,7 @@ def dump(topology: Topology) -> str:
 
 
 def as_document(topology: Topology) -> dict[str, Any]:
-    """Return a topology as the plain values of its file; what is absent is left out."""
+    """Return a topology as the plain values of its file; what is absent, or follows from the rest, is left out."""
     document: dict[str, Any] = {
         "version": topology.version,
         "databases": {name: {"dsn": database.dsn} for name, database in topology.databases.items()},
@@ -26,7 +26,7 @@ def as_document(topology: Topology) -> dict[str, Any]:
 
 def _set(found: Set) -> dict[str, Any]:
     document: dict[str, Any] = {"combines": list(found.combines)} if found.combines else {}
-    document["nodes"] = {name: _node(node) for name, node in found.nodes.items()}
+    document["nodes"] = {name: _node(node) for name, node in found.nodes.items() if not node.is_derived}
     more = {"options": dict(found.options) or None, "revision": found.revision}
     return document | {key: value for key, value in more.items() if value is not None}
 

@@ -57,7 +57,7 @@ def list_certificates(set_name: str | None, path: Path, timeout_s: float, as_jso
     cascade certificate list orders -f orders.yaml --json | jq '.[] | select(.state == "open")'
     """
     sets = operate.read(path)[1].sets
-    names = [set_name] if set_name else [name for name, found in sets.items() if not found.is_combined]
+    names = [set_name] if set_name else list(sets)
     found = [dict(row) for name in names for row in known_certificates(ask(path, name, timeout_s)[1])]
     out.echo_list(COLUMNS, with_ids(found, "fork_tick"), as_json=as_json, when_empty="there are no certificates")
 

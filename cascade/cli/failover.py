@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import click
 
 from cascade.cli import JSON_OPTION, operate
 from cascade.cli import output as out
-from cascade.cli.operate import DEAD_OPTION, TIMEOUT_OPTION, Job, accepting, operating, words
+from cascade.cli.operate import DEAD_OPTION, TIMEOUT_OPTION, Job, Words, accepting, operating, words
 from cascade.cli.status import FILE_HELP, FILE_OPTION, find_file
 from cascade.errors import UnsafeError
 
@@ -44,9 +45,10 @@ def plan(path: Path, sets: tuple[str, ...], output: Path | None, timeout_s: floa
     cascade plan -f orders.yaml --json | jq '.plans[].steps[].text'
     """
     text, topology = operate.read(path)
-    names = sets or tuple(name for name, found in topology.sets.items() if not found.is_combined)
+    names = _in_order(topology, sets)
     jobs = [
-        Job(set=_known(topology, name), wanted=topology, words=words(**said), timeout_s=timeout_s) for name in names
+        Job(set=name, wanted=topology, words=_words_for(topology, name, names, said), timeout_s=timeout_s)
+        for name in names
     ]
     plans = [job.make_plan() for job in jobs]
     found = operate.saved(jobs, path, text)
@@ -106,9 +108,10 @@ def apply(
     path = find_file(path)
     code = 0
     text, topology = operate.read(path)
-    for name in only or tuple(name for name, found in topology.sets.items() if not found.is_combined):
+    names = _in_order(topology, only)
+    for name in names:
         text, topology = operate.read(path)
-        job = Job(set=_known(topology, name), wanted=topology, words=words(**said), timeout_s=timeout_s)
+        job = Job(set=name, wanted=topology, words=_words_for(topology, name, names, said), timeout_s=timeout_s)
         code = max(code, operate.operate(job, path, text, dry_run=dry_run, yes=yes, wait_s=wait_s, as_json=as_json))
     return code
 
@@ -276,8 +279,17 @@ def resurrect(
     return operate.operate(job, path, text, dry_run=dry_run, yes=yes, wait_s=wait_s, as_json=as_json)
 
 
-def _known(topology: Topology, name: str) -> str:
-    """Return the name of a set of the file, or raise with the one that was probably meant."""
-    if name not in topology.sets:
-        topology.find(name, "")
-    return name
+def _in_order(topology: Topology, sets: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the sets that were named, or all; parts come before what combines them, which finds a provider then."""
+    for name in sets:
+        if name not in topology.sets:
+            topology.find(name, "")
+    return tuple(name for name in topology.parts_first if name in sets or not sets)
+
+
+def _words_for(topology: Topology, name: str, names: tuple[str, ...], said: Mapping[str, Any]) -> Words:
+    """Return what was said, as far as it is about nodes of this set; of those that no set has, each is told."""
+    others = {node for other in names if other != name for node in topology.sets[other].nodes}
+    strange = others - set(topology.sets[name].nodes)
+    lists = {key: [node for node in said[key] if node not in strange] for key in ("dead", "without")}
+    return words(**{**said, **lists})

@@ -158,7 +158,7 @@ def export(file: Path, does_write: bool, timeout_s: float) -> None:
     from cascade.topology.failover import as_observed
 
     text, found = read(file)
-    for name in [name for name, one in found.sets.items() if not one.is_combined]:
+    for name in found.sets:
         found = as_observed(found, ask(file, name, timeout_s)[1])
     made = edit(text, found)
     if not does_write:
@@ -216,6 +216,7 @@ def set_object(one: Set) -> dict[str, Any]:
         {
             "node": node.name,
             **{key: getattr(node, key) for key in keys},
+            "is_derived": node.is_derived,
             "options": dict(node.options),
             "path": [above.name for above in one.path(node.name)],
         }

@@ -571,8 +571,6 @@ def test_nobody_to_ask_is_a_refusal() -> None:
     unknown = Observed(set="q", missing=frozenset(NOW_SO.nodes))
     request = Request(op_id="op", uid="u", now=NOW)
     assert "cascade set create q" in refusals(make_plan(NOW_SO, unknown, request))
-    combined = a_set(replace(S1, role=Role.COMBINED_ROOT), combines=("a",))
-    assert "a combined set" in refusals(make_plan(combined, unknown, request))
     typo = replace(request, dead=frozenset({"s9"}))
     assert "it has no node 's9'" in refusals(make_plan(NOW_SO, World.of(NOW_SO).observed(), typo))
 
