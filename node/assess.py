@@ -142,8 +142,8 @@ def _merging(own: dict[str, Any], answer: Answer, is_cut_off: bool) -> Iterator[
     if part is not None and merging_state(part, answer) == "waiting":
         cause, _, detail = answer.nodes[part["set"]]["fence"].partition(": ")
         yield f"it waits: set {part['set']} takes no events here: {detail or cause}", 1
-    if part is not None and is_cut_off:
-        yield f"{own['provider']} does not answer: nothing comes from there", 1
+    elif part is not None and part["state"] == "copying" and is_cut_off:
+        yield f"it waits: {own['provider']} does not answer", 1
 
 
 def _silent_s(
@@ -211,11 +211,14 @@ def _aftermath(
     node: Node, own: dict[str, Any], answer: Answer, root: dict[str, Any] | None
 ) -> Iterator[tuple[str, int]]:
     """Yield what a failover left to do at a node, each with how bad it is."""
+    is_combined = own["role"] == Role.COMBINED_ROOT
     if own["fence"] is not None:
         cause, _, detail = own["fence"].partition(": ")
-        yield f"inserts are refused: {detail or cause}; {_remedy(node, cause, own, root)}", 2
+        what = "nothing is merged" if is_combined else "inserts are refused"
+        yield f"{what}: {detail or cause}; {_remedy(node, cause, own, root)}", 2
     elif Role(own["role"]).is_root and root is not None and root["node"] != own["node"]:
-        yield f"{root['node']} reigns, and this one takes inserts until its daemon hears of it", 2
+        what = "merges" if is_combined else "takes inserts"
+        yield f"{root['node']} reigns, and this one {what} until its daemon hears of it", 2
     if events := answer.quarantine.get(node.set, 0):
         yield f"{events} events in quarantine: cascade quarantine list {node.set}", 1
     if root is not None and root["node"] == node.name:

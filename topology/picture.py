@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from cascade.topology.model import Node, Role, Set
+from cascade.topology.model import Node, Set
 from cascade.topology.render import guide, heading, walk
 
 
@@ -67,35 +67,41 @@ def draw(
     called: Callable[[Node], str] = lambda node: str(node.role),
     flows: Callable[[Node], bool] = lambda _: True,
 ) -> list[Line]:
-    """Return the lines of a picture.
+    """Return the lines of a picture; parts flow to the first root of a combined set.
 
     `called` says what the role of a node is called, and `flows` whether events pass a merge-leaf: if not, its line
     is dashed.
     """
     rows = [row for one in family(sets, name) for row in _rows(sets, one, called)]
-    width = max(len(row.label) for row in rows) + 3
     levels = {one: _level(sets, one) for one in family(sets, name)}
-    canvas = [list(row.label.ljust(width + 2 * levels[name])) for row in rows]
+    # Lines pass what is above the root of the whole.
+    end = next((number for number, row in enumerate(rows) if row.begins == name), 0)
+    first = max(len(row.label) for row in rows[: end + 1]) + 3
+    width = max(first + 2 * levels[name] - 1, *(len(row.label) for row in rows))
+    canvas = [list(row.label.ljust(width)) for row in rows]
     for one in family(sets, name):
-        _draw_line(rows, canvas, one, width + 2 * (levels[one] - 1), flows)
+        _draw_line(rows, canvas, one, first + 2 * (levels[one] - 1), flows)
     return [Line(node=row.node, drawing="".join(cells)) for row, cells in zip(rows, canvas, strict=True)]
 
 
 def _rows(sets: Mapping[str, Set], name: str, called: Callable[[Node], str]) -> Iterator[_Row]:
     """Yield the nodes of one set, with their places in its tree."""
     found = sets[name]
-    merging = {
-        other.name: node.database for other in sets.values() for node in other.nodes.values() if node.role.is_root
-    }
+    root = _root(found)
     for place in walk(found):
         node = place.node
-        is_feeding = node.into is not None and merging.get(node.into) == node.database
+        into = _root(sets[node.into]) if node.into is not None and node.into in sets else None
         yield _Row(
             node=node,
             label=f"{guide(place.lasts)}{node.name} {called(node)}",
-            feeds=node.into if is_feeding else None,
-            begins=name if node.role is Role.COMBINED_ROOT else None,
+            feeds=into.set if into is not None and into.database == node.database else None,
+            begins=name if found.is_combined and node == root else None,
         )
+
+
+def _root(found: Set) -> Node | None:
+    """Return the root of a set; as sets really are, none may be known."""
+    return next((node for node in found.nodes.values() if node.role.is_root), None)
 
 
 def _level(sets: Mapping[str, Set], name: str) -> int:

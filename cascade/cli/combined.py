@@ -115,7 +115,8 @@ def remarks(found: Sequence[NodeStatus]) -> Iterator[str]:
         if number == 0:
             yield ""
         who = ", ".join(f"{node.set}/{node.node}" for node in nodes)
-        text = f"{MARKS[max(node.level for node in nodes)]} {who}: {note}"
+        worst = max(node.level for node in nodes)
+        text = f"{MARKS[worst] if worst else '·'} {who}: {note}"
         yield from textwrap.wrap(
             text, most, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
         )
