@@ -7,13 +7,15 @@ import difflib
 import re
 import signal
 import time
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
+from pathlib import Path
 from typing import LiteralString
 
 from rich.text import Text
 
 from cascade.cli import fetch, until
-from cascade.cli.demo.places import NODES, SET
+from cascade.cli.demo.places import NODES, SET, Places, places
+from cascade.cli.demo.play import Play
 from cascade.cli.demo.proof import Proof, prove
 from cascade.cli.demo.shop import CONSUMER, Shop
 from cascade.cli.demo.stage import Stage
@@ -26,6 +28,34 @@ CAUGHT_UP: LiteralString = """
                                             where c.queue = n.set and c.consumer = %s and c.tick_id < %s) as is_past
       from cascade.nodes as n where n.set = %s
 """
+
+
+class OneQueue(Play):
+    """A set of four nodes, one of them a leaf."""
+
+    servers = "four PostgreSQL servers"
+    proven, disproven = "Every node has the same.", "THE NODES DIFFER."
+    daemons, consumers = NODES, ("s1", "s2", "s3")
+
+    def __init__(self, where: Places, shop: Shop, *, to_stderr: bool) -> None:
+        super().__init__(where, shop, to_stderr=to_stderr)
+        self.shop = shop
+
+    @classmethod
+    def places(cls, directory: Path | None) -> AbstractContextManager[Places]:
+        """Return what runs the servers during a block."""
+        return places(directory)
+
+    @classmethod
+    def open(cls, where: Places, rate: int, *, to_stderr: bool) -> OneQueue:
+        """Return a play that has not begun."""
+        return cls(where, Shop(where, rate), to_stderr=to_stderr)
+
+    async def act(self, number: int, group: asyncio.TaskGroup, seconds: float) -> Proof:
+        """Play one act, and prove what must hold after it."""
+        if number == 1:
+            return await first_act(self.stage, self.shop, group, seconds)
+        return await second_act(self.stage, self.shop, group)
 
 
 async def first_act(stage: Stage, shop: Shop, group: asyncio.TaskGroup, seconds: float) -> Proof:
