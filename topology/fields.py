@@ -167,7 +167,7 @@ NODE = Record(
             kind=Choice(words=tuple(map(str, Role))),
             is_required=True,
             help="What it does: root takes inserts, branch keeps a full copy, leaf only processes; "
-            "a combined set has a combined-root, fed by the merge-leaf of each part.",
+            "a combined set has a combined-root, fed by the merge-leaf of each part, which need not be written.",
         ),
         Field(name="provider", kind=NAME, help="The node of this set it copies from; every node but the root has one."),
         Field(name="handler", kind=HANDLER, help="The function that processes each batch, on a branch or leaf."),
@@ -217,7 +217,8 @@ SET = Record(
         Field(
             name="combines",
             kind=ListOf(items=SET_NAME, form="a list of sets, at least one"),
-            help="The sets whose queues are merged into this one, which makes it a combined set.",
+            help="The sets whose queues are merged into this one, which makes it a combined set. A merge-leaf of each "
+            "follows, where the combined-root is and where the first branch is, unless it is written out.",
         ),
         Field(name="options", kind=OPTIONS, help="Options of the queue, for when it is made."),
         Field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from cascade.cli.status import FILE_HELP, FILE_OPTION, find_file
 from cascade.errors import UnsafeError
 
 if TYPE_CHECKING:
-    from cascade.topology import Topology
+    from cascade.topology import Node, Topology
 
 SET = click.argument("set_name", metavar="SET")
 
@@ -166,7 +166,8 @@ def switchover(
     The root refuses inserts while the reign is handed over, with an error that says to try again; how long that
     took is printed.  A writer that holds it up is named, and waited for as long as --wait says; then
     nothing has changed.  The old root, and whoever copied from it, copy from the new one.  The file is changed
-    accordingly, its comments kept.
+    accordingly, its comments kept.  A combined set is handed over to its combined-failover only: the branch whose
+    database has a merge-leaf of every part.
 
     \b
     cascade switchover orders --to s2 -f orders.yaml --dry-run
@@ -205,7 +206,8 @@ def failover(
     until what nobody can know is accepted: the dry run names the options.  Leaves that had come further go back to the
     fork, and a certificate says what may be lost, until the old root was read or declared destroyed.  The lost
     node stays in the file as a branch: `cascade resurrect` brings it back.  A lost branch loses nothing: its
-    subscribers copy from --to, or from its provider.
+    subscribers copy from --to, or from its provider.  A combined set is followed by its combined-failover.  What other
+    sets have lost with the same database is named at the end.
 
     \b
     cascade failover orders --dead s1 -f orders.yaml --dry-run
@@ -221,7 +223,21 @@ def failover(
     if lost.role.is_root and to is None:
         to = _successor(job, dead)
     job.wanted = edits.failover(topology, set_name, dead, to)
-    return operate.operate(job, path, text, dry_run=dry_run, yes=yes, wait_s=wait_s, as_json=as_json)
+    code = operate.operate(job, path, text, dry_run=dry_run, yes=yes, wait_s=wait_s, as_json=as_json)
+    for line in _also_lost(topology, lost):
+        click.echo(f"note: {line}", err=True)
+    return code
+
+
+def _also_lost(topology: Topology, lost: Node) -> Iterator[str]:
+    """Yield what other sets have lost with the database of a node, parts before what combines them."""
+    for name in topology.parts_first:
+        found = topology.sets[name]
+        for node in found.nodes.values():
+            is_needed = node.role.is_root or found.subscribers(node.name)
+            if name != lost.set and node.database == lost.database and is_needed:
+                remedy = f"cascade failover {name} --dead {node.name}"
+                yield f"database {node.database} has the {node.role} {node.name} of set {name}, too: {remedy}"
 
 
 def _successor(job: Job, dead: str) -> str:

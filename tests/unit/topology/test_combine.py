@@ -184,8 +184,7 @@ def test_the_databases_are_told_the_same_whether_it_is_written_or_follows() -> N
         ),
         ([("combines: [a, b]", "combines: [a, a]")], 10, "set s: part a is combined twice; remove one"),
         (
-            [("b: {nodes", "b: {combines: [s], nodes"), ("{database: b1, role: root", "{database: b1, role: combined-root")],
-            8,
+            [("b: {nodes", "b: {combines: [s], nodes"), ("b1, role: root", "b1, role: combined-root")], 8,
             "set b: sets combine one another: b -> s -> b; remove one of them",
         ),
         ([(A1, f"{A1}      m: {LEAF % 'x'}\n")], 7, "set a, node m: database x does not carry set s"),

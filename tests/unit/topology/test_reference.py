@@ -31,7 +31,8 @@ def test_examples_are_valid(example: str) -> None:
 
 
 def test_the_tree_on_the_page_is_that_of_its_example() -> None:
-    assert f"```text\n{render.text(parse(EXAMPLES[0]))}\n```" in PAGE
+    for example in EXAMPLES:
+        assert f"```text\n{render.text(parse(example))}\n```" in PAGE
 
 
 def test_every_key_and_role_is_on_the_page() -> None:
