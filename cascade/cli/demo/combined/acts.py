@@ -14,7 +14,7 @@ from cascade.cli import fetch, until
 from cascade.cli.demo.acts import show_change
 from cascade.cli.demo.combined.places import CARRIERS, PARTS, ROOTS, SET, places
 from cascade.cli.demo.combined.proof import Proof, prove
-from cascade.cli.demo.combined.shops import CONSUMER, Shops
+from cascade.cli.demo.combined.shops import CONSUMER, FAR_END, Shops
 from cascade.cli.demo.places import Places
 from cascade.cli.demo.play import Play
 from cascade.client import Client, connect
@@ -111,14 +111,16 @@ class ManyQueues(Play):
         if fork := re.search(r"--allow-loss (\d+)", dry_run):
             words += ["--allow-loss", fork[1]]
         before, began_at = read_file(self.where.file), time.monotonic()
-        handled = self.shops.handled["s3"].total()
+        handled = self.shops.handled[FAR_END].total()
         await stage.command("failover", SET, "--dead", old, *words)
         if self.where.root == old:
             raise CascadeError(f"{old} is still the root")
         show_change(stage, before)
-        if await until(lambda: self.shops.handled["s3"].total() > handled, timeout_s=30):
+        if await until(lambda: self.shops.handled[FAR_END].total() > handled, timeout_s=30):
             seconds = time.monotonic() - began_at
-            stage.note(f"{self.where.root} merges: s3 has new events, {seconds:.1f} s after the command was given")
+            stage.note(
+                f"{self.where.root} merges: {FAR_END} has new events, {seconds:.1f} s after the command was given"
+            )
 
     async def _come_back(self, group: asyncio.TaskGroup, old: str) -> None:
         """Start the old combined-root, which is fenced, and bring it back as a branch that could take over."""

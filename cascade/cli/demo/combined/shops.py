@@ -22,6 +22,8 @@ from cascade.errors import BatchLostError, CascadeError, TransientError
 from cascade.event import Message
 
 CONSUMER = "headquarters"
+#: The carrier that is neither killed nor promoted.
+FAR_END = "s3"
 #: Where a node went back to a fork, what was handled beyond it is merged again, with another id: its origin tells.
 HANDLED: LiteralString = """
     insert into hq.handled (origin, origin_id) select * from unnest(%s::text[], %s::bigint[])
@@ -48,6 +50,8 @@ class Shops:
         self.books = {part: Book() for part in PARTS}
         #: How many events were handled at each carrier, by part, as far as this process knows.
         self.handled: dict[str, Counter[str]] = {name: Counter() for name in CARRIERS}
+        #: The event handled last at the far end, for people.
+        self.newest = ""
         self.streams: dict[str, Stream[Any]] = {}
         self.is_closed = asyncio.Event()
         self.is_over = asyncio.Event()
@@ -59,9 +63,10 @@ class Shops:
 
     def headline(self) -> str:
         """Return what the shops committed so far, and what has come out at the far end of the combined set."""
-        shops = "   ".join(f"{part} {len(book.acknowledged)}" for part, book in self.books.items())
-        merged = self.handled["s3"].total()
-        return f"orders committed: {shops}   handled from {SET} at s3: {merged}   under way: {self.committed - merged}"
+        shops = "  ".join(f"{part} {len(book.acknowledged)}" for part, book in self.books.items())
+        merged = self.handled[FAR_END].total()
+        said = f"orders: {shops}    in {SET} at {FAR_END}: {merged}    under way: {self.committed - merged}"
+        return f"{said}\nthe newest there: {self.newest}" if self.newest else said
 
     def open(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Let every shop publish until they are closed: single orders, and a burst now and then, not all at once."""
@@ -126,10 +131,14 @@ class Shops:
 
     async def handle(self, name: str, batch: Batch[Any]) -> None:
         """Write down what was handled, in the transaction that finishes the batch."""
-        origins = [str(event.origin) for event in batch]
+        events = list(batch)
+        origins = [str(event.origin) for event in events]
         async with batch.transaction() as conn:
-            await conn.execute(HANDLED, (origins, [event.origin_id for event in batch]))
+            await conn.execute(HANDLED, (origins, [event.origin_id for event in events]))
         self.handled[name].update(origins)
+        if events and name == FAR_END:
+            last = events[-1]
+            self.newest = f"{last.id}, in {last.origin} {last.origin_id}: {last.type} of {last.key}"
 
     def end(self) -> None:
         """Have the consumers end."""
