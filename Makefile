@@ -1,8 +1,9 @@
 # Every target works from a fresh clone with Python 3.11+, make and a package index.
-#   make demo    four embedded servers carry one queue and lose its root, live, with a proof at the end
-#   make test    lint, then every test on real PostgreSQL servers
-#   make soak    the long fault runs; prints seeds, and counts of faults, events and failovers
-#   make bench   ratios against rivals and raw limits; writes docs/benchmarks.md
+#   make demo           four embedded servers carry one queue and lose its root, live, with a proof at the end
+#   make demo-combined  four queues become one, which loses its root, live, with a proof at the end
+#   make test           lint, then every test on real PostgreSQL servers
+#   make soak           the long fault runs; prints seeds, and counts of faults, events and failovers
+#   make bench          ratios against rivals and raw limits; writes docs/benchmarks.md
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -13,7 +14,7 @@ UV     := $(shell command -v uv 2>/dev/null)
 TEST_JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench soak clean
+.PHONY: help demo demo-combined test lint format bench soak clean
 
 help: ## What the targets do
 	@sed -n 's/^#   make /make /p' Makefile
@@ -40,6 +41,9 @@ $(VENV)/.dev: $(VENV)/.run
 
 demo: $(VENV)/.run ## Four databases, one queue, live
 	@$(BIN)/cascade demo $(DEMO_ARGS)
+
+demo-combined: $(VENV)/.run ## Four queues become one, live
+	@$(BIN)/cascade demo --combined $(DEMO_ARGS)
 
 lint: $(VENV)/.dev ## ruff and mypy
 	@$(BIN)/ruff check .

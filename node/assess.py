@@ -12,8 +12,9 @@ from typing import Any
 
 from cascade.node.home import SQLSTATES
 from cascade.node.observe import Answer
-from cascade.node.outlook import TERM_SPAN, reigning, root_of
-from cascade.topology import Node, Topology
+from cascade.node.outlook import TERM_SPAN, lag, reigning, root_of
+from cascade.node.parts import merging_state
+from cascade.topology import Node, Role, Topology
 
 #: A node so far behind, in seconds, is worth a warning.
 LAG_WARNING_S = 10.0
@@ -27,7 +28,7 @@ LEVELS = ("healthy", "warning", "critical")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """One node, as known now: fields are None when nobody knows.
+    """One node, as known now: fields are None when nobody knows; `state` of a merge-leaf is what it does.
 
     Of a node whose database does not answer, `tick_id` is what was last heard of it, `lag_ticks` how far that is
     behind the root, and `lag_seconds` the age of that; neither is ever zero.
@@ -83,25 +84,29 @@ def _assess_node(topology: Topology, node: Node, answers: dict[str, Answer], now
     for note, how_bad in _aftermath(node, own, answer, root):
         notes.append(note)
         level = max(level, how_bad)
-    lag = _lag(root, own)
-    hop = _lag(provider, own)
-    if lag["seconds"] is not None and lag["seconds"] > LAG_WARNING_S:
+    is_cut_off = own["provider"] is not None and _is_silent(topology, node.set, own["provider"], answers)
+    for note, how_bad in _merging(own, answer, is_cut_off):
+        notes.append(note)
+        level = max(level, how_bad)
+    behind = lag(root, own)
+    hop = lag(provider, own)
+    if behind["seconds"] is not None and behind["seconds"] > LAG_WARNING_S:
         level = max(level, 1)
         notes.append("far behind")
     if (silent_s := _silent_s(own, answer, root, topology, answers)) is not None:
-        level = max(level, 2 if own["role"] == "root" else 1)
+        level = max(level, 2 if Role(own["role"]).is_root else 1)
         notes.append(f"no sign of its daemon for {silent_s:.0f} s")
-    if own["role"] != "root" and root is None:
+    if not Role(own["role"]).is_root and root is None:
         notes.append("the root does not answer: its lag is not known")
     return NodeStatus(
         **base,
         role=own["role"],
         provider=own["provider"],
-        state=own["state"],
+        state=_state(own, answer, is_cut_off),
         tick_id=own["tick_id"],
-        lag_ticks=lag["ticks"],
-        lag_seconds=lag["seconds"],
-        lag_events=lag["events"],
+        lag_ticks=behind["ticks"],
+        lag_seconds=behind["seconds"],
+        lag_events=behind["events"],
         hop_ticks=hop["ticks"],
         hop_seconds=hop["seconds"],
         events_per_second=float(own["events_per_second"]),
@@ -113,13 +118,41 @@ def _assess_node(topology: Topology, node: Node, answers: dict[str, Answer], now
     )
 
 
+def _state(own: dict[str, Any], answer: Answer, is_cut_off: bool) -> str:
+    """Return the state of a node; of a merge-leaf that runs, what it does."""
+    part = _part_of(own, answer)
+    if part is None or own["state"] != "running":
+        return str(own["state"])
+    state = merging_state(part, answer)
+    return "waiting" if state == "copying" and is_cut_off else state
+
+
+def _part_of(own: dict[str, Any], answer: Answer) -> dict[str, Any] | None:
+    """Return what the database of a merge-leaf says of the part that it merges."""
+    if own["role"] != Role.MERGE_LEAF:
+        return None
+    return next((row for row in answer.parts if (row["part"], row["node"]) == (own["set"], own["node"])), None)
+
+
+def _merging(own: dict[str, Any], answer: Answer, is_cut_off: bool) -> Iterator[tuple[str, int]]:
+    """Yield what keeps a merge-leaf from merging, each with how bad it is."""
+    part = _part_of(own, answer)
+    if part is None and own["role"] == Role.MERGE_LEAF:
+        yield "its database does not have the combined set that it feeds", 2
+    if part is not None and merging_state(part, answer) == "waiting":
+        cause, _, detail = answer.nodes[part["set"]]["fence"].partition(": ")
+        yield f"it waits: set {part['set']} takes no events here: {detail or cause}", 1
+    elif part is not None and part["state"] == "copying" and is_cut_off:
+        yield f"it waits: {own['provider']} does not answer", 1
+
+
 def _silent_s(
     own: dict[str, Any], answer: Answer, root: dict[str, Any] | None, topology: Topology, answers: dict[str, Answer]
 ) -> float | None:
     """Return how long nothing was seen of a node's daemon, if that is too long; the database alone says little."""
     if own["state"] == "fenced":
         return None
-    if own["role"] == "root":
+    if Role(own["role"]).is_root:
         age = float(own["tick_age_seconds"]) - answer.queues[own["set"]]["tick_idle_s"]
         return age if age > SILENT_S else None
     if root is None or own["state"] != "running":
@@ -139,18 +172,10 @@ def _row_of(topology: Topology, set_name: str, node: str | None, answers: dict[s
     return answers[topology.sets[set_name].nodes[node].database].nodes.get(set_name)
 
 
-def _lag(ahead: dict[str, Any] | None, own: dict[str, Any]) -> dict[str, Any]:
-    """Return how far a node is behind another one that answered."""
-    if ahead is None:
-        return {"ticks": None, "seconds": None, "events": None}
-    if ahead["tick_id"] <= own["tick_id"] or ahead["term_uid"] != own["term_uid"]:
-        return {"ticks": 0, "seconds": 0.0, "events": 0} if ahead["tick_id"] <= own["tick_id"] else _lag(None, own)
-    seconds = (ahead["tick_at"] - own["tick_at"]).total_seconds()
-    return {
-        "ticks": ahead["tick_id"] - own["tick_id"],
-        "seconds": max(0.0, seconds),
-        "events": ahead["events"] - own["events"],
-    }
+def _is_silent(topology: Topology, set_name: str, node: str, answers: dict[str, Answer]) -> bool:
+    """Whether the database of another node does not answer."""
+    found = topology.sets[set_name].nodes.get(node)
+    return found is not None and answers[found.database].error is not None
 
 
 def _notes(node: Node, own: dict[str, Any], answer: Answer) -> tuple[list[str], int]:
@@ -186,11 +211,14 @@ def _aftermath(
     node: Node, own: dict[str, Any], answer: Answer, root: dict[str, Any] | None
 ) -> Iterator[tuple[str, int]]:
     """Yield what a failover left to do at a node, each with how bad it is."""
+    is_combined = own["role"] == Role.COMBINED_ROOT
     if own["fence"] is not None:
         cause, _, detail = own["fence"].partition(": ")
-        yield f"inserts are refused: {detail or cause}; {_remedy(node, cause, own, root)}", 2
-    elif own["role"] == "root" and root is not None and root["node"] != own["node"]:
-        yield f"{root['node']} reigns, and this one takes inserts until its daemon hears of it", 2
+        what = "nothing is merged" if is_combined else "inserts are refused"
+        yield f"{what}: {detail or cause}; {_remedy(node, cause, own, root)}", 2
+    elif Role(own["role"]).is_root and root is not None and root["node"] != own["node"]:
+        what = "merges" if is_combined else "takes inserts"
+        yield f"{root['node']} reigns, and this one {what} until its daemon hears of it", 2
     if events := answer.quarantine.get(node.set, 0):
         yield f"{events} events in quarantine: cascade quarantine list {node.set}", 1
     if root is not None and root["node"] == node.name:

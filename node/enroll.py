@@ -150,8 +150,10 @@ async def switch(home: Home, provider: str, *, from_file: bool = False, tells_ol
                 # After a promotion every node learns the new term within moments, which is nobody's change of mind.
                 if not (await home.describe(local)).is_like(me):
                     raise
+        if me.provider == provider:
+            return generation
         log.info("set %s: node %s copies from %s now, no longer from %s", home.set, me.node, provider, me.provider)
-        if tells_old and me.provider is not None and me.provider != provider:
+        if tells_old and me.provider is not None:
             await _forget(home, local, me.provider, me.node)
         return generation
     finally:

@@ -25,6 +25,7 @@ QUEUES: LiteralString = (
     " extract(epoch from (options->>'tick_idle')::interval)::float8 as tick_idle_s from cascade.queues"
 )
 CERTIFICATES: LiteralString = "select set, number, pending from cascade.certificates where state = 'open'"
+PARTS: LiteralString = "select * from cascade.parts"
 QUARANTINE: LiteralString = (
     "select set, sum(events)::bigint as events from cascade.quarantine where state = 'held' group by set"
 )
@@ -41,6 +42,8 @@ class Answer:
     #: Certificates that are open, and how many events are held in quarantine here.
     certificates: list[dict[str, Any]] = field(default_factory=list)
     quarantine: dict[str, int] = field(default_factory=dict)
+    #: How far the parts of combined sets have come here.
+    parts: list[dict[str, Any]] = field(default_factory=list)
     error: str | None = None
 
 
@@ -64,6 +67,7 @@ async def _ask(topology: Topology, database: str, timeout_s: float) -> Answer:
                         queues = await (await cur.execute(QUEUES)).fetchall()
                         certificates = await (await cur.execute(CERTIFICATES)).fetchall()
                         quarantine = await (await cur.execute(QUARANTINE)).fetchall()
+                        parts = await (await cur.execute(PARTS)).fetchall()
             finally:
                 conn.pgconn.finish()
     except TimeoutError:
@@ -79,4 +83,5 @@ async def _ask(topology: Topology, database: str, timeout_s: float) -> Answer:
         queues={row["queue"]: row for row in queues},
         certificates=certificates,
         quarantine={row["set"]: row["events"] for row in quarantine},
+        parts=parts,
     )

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cascade.cli import JSON_OPTION
+from cascade.cli import JSON_OPTION, combined
 from cascade.cli import output as out
 from cascade.errors import CascadeError, ConfigError, NodeNotFoundError
 from cascade.topology import Node, Role, Set, Topology, load
+from cascade.topology.picture import family, tops
 from cascade.topology.render import tree
 
 if TYPE_CHECKING:
     from cascade.node.assess import NodeStatus
+    from cascade.node.observe import Answer
     from cascade.node.outlook import Outlook
+    from cascade.node.parts import PartStatus, Successor
 
 #: What a topology file is called that need not be named where it is.
 FILES = ("topology.yaml", "cascade.yaml")
@@ -76,52 +79,110 @@ def status(path: Path, watch: bool, timeout_s: float, as_json: bool) -> int:
     """
     topology = load(path)
     if not watch:
-        return show_status(topology, *look(topology, timeout_s), as_json=as_json)
+        return show_status(look(topology, timeout_s), as_json=as_json)
     level = 0
     try:
         while True:
             found = look(topology, timeout_s)
             if not as_json:
                 click.clear()
-            level = show_status(topology, *found, as_json=as_json)
+            level = show_status(found, as_json=as_json)
             time.sleep(1.0)
             topology = load(path)
     except KeyboardInterrupt:
         return level
 
 
-def look(topology: Topology, timeout_s: float) -> tuple[list[NodeStatus], list[Outlook]]:
-    """Ask every database and return what is known of every node, and what each root's death would cost."""
-    from cascade.node.assess import assess
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What is known of a topology: of every node, of what each root's death would cost, and of parts."""
+
+    topology: Topology
+    nodes: Sequence[NodeStatus]
+    outlooks: Sequence[Outlook]
+    parts: Sequence[PartStatus]
+    successors: Sequence[Successor]
+
+
+def look(topology: Topology, timeout_s: float) -> Found:
+    """Ask every database, and return what is known."""
     from cascade.node.observe import observe
+
+    return make_of(topology, asyncio.run(observe(topology, timeout_s=timeout_s)))
+
+
+def make_of(topology: Topology, answers: dict[str, Answer]) -> Found:
+    """Return what is known after the databases have answered, or have not."""
+    from cascade.node.assess import assess
     from cascade.node.outlook import outlook
+    from cascade.node.parts import parts_of, successors
 
-    answers = asyncio.run(observe(topology, timeout_s=timeout_s))
-    return assess(topology, answers), outlook(topology, answers)
+    combined = [found for found in topology.sets.values() if found.is_combined]
+    return Found(
+        topology=topology,
+        nodes=assess(topology, answers),
+        outlooks=outlook(topology, answers),
+        parts=[part for found in combined for part in parts_of(topology, found, answers)],
+        successors=[branch for found in combined for branch in successors(found, answers)],
+    )
 
 
-def show_status(topology: Topology, found: Sequence[NodeStatus], outlooks: Sequence[Outlook], *, as_json: bool) -> int:
-    """Print the trees, and return the worst level."""
+def show_status(found: Found, *, as_json: bool) -> int:
+    """Print the pictures, and return the worst level."""
     from cascade.node.assess import LEVELS
 
-    worst = max((node.level for node in found), default=0)
+    worst = max((node.level for node in found.nodes), default=0)
     if as_json:
-        sets = [
-            {
-                "set": ahead.set,
-                "root": ahead.root,
-                "if_the_root_died": if_it_died(ahead),
-                "nodes": [as_row(node) for node in found if node.set == ahead.set],
-            }
-            for ahead in outlooks
-        ]
-        out.echo_json({"level": LEVELS[worst], "sets": sets})
+        out.echo_json({"level": LEVELS[worst], "sets": [set_row(found, ahead) for ahead in found.outlooks]})
         return worst
-    for ahead in outlooks:
-        click.echo(draw(topology.sets[ahead.set], [node for node in found if node.set == ahead.set]))
-        click.echo(f"\n{foresee(ahead)}\n")
+    for name in tops(found.topology.sets):
+        click.echo(show_family(found, name) + "\n")
     click.echo(LEVELS[worst])
     return worst
+
+
+def set_row(found: Found, ahead: Outlook) -> dict[str, Any]:
+    """Return a set as the contract of --json has it."""
+    row: dict[str, Any] = {"set": ahead.set, "root": ahead.root, "if_the_root_died": if_it_died(ahead)}
+    if ahead.is_combined:
+        row |= {
+            "combines": list(found.topology.sets[ahead.set].combines),
+            "parts": [combined.part_row(part) for part in found.parts if part.set == ahead.set],
+            "successors": [combined.successor_row(branch) for branch in found.successors if branch.set == ahead.set],
+        }
+    return {**row, "nodes": [as_row(node) for node in found.nodes if node.set == ahead.set]}
+
+
+def show_family(found: Found, name: str) -> str:
+    """Draw a set with all that it combines, and say what the deaths of their roots would cost."""
+    outlooks = [ahead for ahead in found.outlooks if ahead.set in family(found.topology.sets, name)]
+    return "\n".join([draw_family(found, name), "", *prospects(found, outlooks)])
+
+
+def draw_family(found: Found, name: str) -> str:
+    """Draw a plain set as a tree, a combined one together with all that it combines."""
+    topology, names = found.topology, family(found.topology.sets, name)
+    if names == [name]:
+        return draw(topology.sets[name], [node for node in found.nodes if node.set == name])
+    nodes = {(node.set, node.node): node for node in found.nodes}
+    sets = {
+        one: as_they_are(topology.sets[one], {node.node: node for node in found.nodes if node.set == one})
+        for one in names
+    }
+    return combined.picture(sets, name, nodes, found.successors)
+
+
+def prospects(found: Found, outlooks: Sequence[Outlook]) -> Iterator[str]:
+    """Yield what the deaths of roots would cost, once for those of which the same is to be said."""
+    alike: dict[str, list[Outlook]] = {}
+    for ahead in outlooks:
+        alike.setdefault(foresee(ahead, "any of them"), []).append(ahead)
+    for group in alike.values():
+        for ahead in group:
+            if ahead.is_combined:
+                yield combined.promise(ahead.set, [branch for branch in found.successors if branch.set == ahead.set])
+        names = [str(ahead.root) for ahead in group]
+        yield foresee(group[0], "the root" if len(outlooks) == 1 else combined.in_words(names, "or"))
 
 
 def if_it_died(ahead: Outlook) -> dict[str, Any]:
@@ -130,7 +191,7 @@ def if_it_died(ahead: Outlook) -> dict[str, Any]:
     return {"heir": ahead.heir, "heir_tick": tick, "at_most_events": ahead.events, "at_most_seconds": ahead.seconds}
 
 
-def foresee(ahead: Outlook) -> str:
+def foresee(ahead: Outlook, root: str = "the root") -> str:
     """Say what a root's death would cost, or does."""
     if ahead.is_lost:
         best = (
@@ -138,11 +199,13 @@ def foresee(ahead: Outlook) -> str:
         )
         return f"the root {ahead.root} is lost: {best}; cascade failover {ahead.set} --dead {ahead.root} --dry-run"
     if ahead.events is None or ahead.seconds is None:
-        return "if the root died now: no branch that answers could follow it"
+        return f"if {root} died now: no branch that answers could follow it"
     if ahead.events == 0:
-        return f"if the root died now: nothing would be lost, {ahead.heir} has everything"
+        return f"if {root} died now: nothing would be lost, {ahead.heir} has everything"
     events = "1 event" if ahead.events == 1 else f"{ahead.events} events"
-    return f"if the root died now: at most {events}, {out.human_seconds(ahead.seconds)}; {ahead.heir} has the rest"
+    if ahead.is_combined:
+        return f"if {root} died now: nothing would be lost, {ahead.heir} would merge at most {events} again"
+    return f"if {root} died now: at most {events}, {out.human_seconds(ahead.seconds)}; {ahead.heir} has the rest"
 
 
 def as_row(node: NodeStatus) -> dict[str, Any]:
@@ -162,13 +225,20 @@ def as_row(node: NodeStatus) -> dict[str, Any]:
 def draw(wanted: Set, found: Sequence[NodeStatus]) -> str:
     """Draw a set as it is: under the root that reigns and the providers that its nodes really have."""
     by_name = {node.node: node for node in found}
-    roots = [node for node in found if node.role == "root" and node.state != "fenced"]
+    return tree(as_they_are(wanted, by_name), {name: describe(node) for name, node in by_name.items()})
+
+
+def as_they_are(wanted: Set, found: Mapping[str, NodeStatus]) -> Set:
+    """Return a set with the roles and providers that its nodes really have, the root that reigns before the others."""
+    roots = [node for node in found.values() if is_root(node) and node.state != "fenced"]
     root = max(roots, key=lambda node: node.tick_id or 0).node if roots else None
-    nodes = {name: as_it_is(node, by_name[name], root) for name, node in wanted.nodes.items()}
-    if root is not None:
-        nodes = {root: nodes[root], **nodes}
-    notes = {name: describe(by_name[name]) for name in nodes}
-    return tree(replace(wanted, nodes=nodes), notes)
+    nodes = {name: as_it_is(node, found[name], root) for name, node in wanted.nodes.items()}
+    return replace(wanted, nodes=nodes if root is None else {root: nodes[root], **nodes})
+
+
+def is_root(node: NodeStatus) -> bool:
+    """Whether a node is a root, by what its database says."""
+    return node.role is not None and Role(node.role).is_root
 
 
 def as_it_is(node: Node, found: NodeStatus, root: str | None) -> Node:
@@ -188,7 +258,7 @@ def describe(node: NodeStatus) -> list[str]:
     mark = ("✓", "!", "✗")[node.level]
     if node.tick_id is None:
         return [f"{mark} {node.state}", "", "", "", "", "; ".join(node.notes)]
-    if node.role == "root":
+    if is_root(node):
         behind = ""
     elif node.lag_ticks is None:
         behind = "lag unknown"

@@ -7,9 +7,11 @@ import logging
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cascade.cli.demo.combined.proof import Proof, compare
 from cascade.cli.node import JsonLines
 from cascade.sync import Client
 from tests.cli.conftest import invoke, spawn
@@ -103,6 +105,64 @@ def test_a_demo_loses_its_root_and_closes_the_books() -> None:
         "takes orders",
     ):
         assert line in stderr, line
+
+
+def test_a_demo_merges_four_queues_and_proves_that_their_sum_is_whole() -> None:
+    with spawn(None, "demo", "--combined", "--act", "1", "--seconds", "6", "--rate", "80", "--json") as process:
+        stdout, stderr = process.communicate(timeout=150)
+    assert process.returncode == 0, stderr
+    found = json.loads(stdout)
+    assert found["proven"] is True
+    check_sum(found["nodes"])
+    assert "the daemon of s1 was killed (kill -9)" in stderr and "<──┘" in stderr
+
+
+@pytest.mark.timeout(400)
+def test_a_demo_loses_its_combined_root_and_the_sum_is_whole() -> None:
+    with spawn(None, "demo", "--combined", "--act", "2", "--rate", "40", "--json") as process:
+        stdout, stderr = process.communicate(timeout=380)
+    assert process.returncode == 0, stderr
+    found = json.loads(stdout)
+    [act] = found["acts"]
+    assert found["proven"] is act["proven"] is True and act["books"] == {"unaccounted": 0, "invented": 0}
+    check_sum(act["nodes"])
+    roles = {row["node"]: row["role"] for row in act["nodes"] if row["role"] != "root"}
+    assert roles == {"s1": "branch", "s2": "combined-root", "s3": "branch"}
+    for line in (
+        "set s: s2 can be promoted, it follows every part",
+        "s1 is gone",
+        "s2 merges",
+        "set aside",
+        "set s: s1 can be promoted, it follows every part",
+    ):
+        assert line in stderr, line
+
+
+def check_sum(rows: list[dict[str, Any]]) -> None:
+    """See that every part has a row at its root and at each carrier of the sum, and that they are equal."""
+    for part in ("a", "b", "c", "d"):
+        [root, *others] = [row for row in rows if row["part"] == part]
+        assert (root["node"], root["role"]) == (f"{part}1", "root") and root["events"] >= root["committed"] > 10
+        assert [row["node"] for row in others] == ["s1", "s2", "s3"]
+        for row in others:
+            assert row["is_equal"] and row["digest"] == root["digest"]
+            assert row["handled"] == row["events"] == root["events"] and row["twice"] == row["missing"] == 0
+
+
+def test_a_sum_that_is_not_whole_is_not_proven() -> None:
+    whole = {"events": 3, "committed": 3, "digest": "d", "ids": "i"}
+    merged = {"events": 3, "twice": 0, "digest": "d"}
+    handled = {"handled": 3, "ids": "i"}
+    assert compare("a", "s2", "branch", whole, merged, handled)["is_equal"]
+    for wrong in ({"digest": "other order"}, {"twice": 1, "events": 4}, {"digest": "less", "events": 2}):
+        assert not compare("a", "s2", "branch", whole, merged | wrong, handled)["is_equal"]
+    assert compare("a", "s2", "branch", whole, merged | {"events": 2}, handled)["missing"] == 1
+    assert not compare("a", "s2", "branch", whole, merged, {"handled": 2, "ids": "j"})["is_equal"]
+    assert not compare("a", "s2", "branch", whole, {}, {})["is_equal"], "nothing of the part is there"
+    row = compare("a", "s2", "branch", whole, merged, handled)
+    assert Proof(act=1, rows=[row], unaccounted=0, invented=0).is_proven
+    for found in ({"unaccounted": 1, "invented": 0}, {"unaccounted": 0, "invented": 1}):
+        assert not Proof(act=1, rows=[row], **found).is_proven
 
 
 def test_a_demo_ends_by_ctrl_c_and_leaves_its_servers_where_it_was_told(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,7 @@ ENDS = Ends({0: {"tick_id": 5, "high": 100, "open": [97]}, 102: None})
 
 
 def consumer(*batches: Batch) -> Consumer:
-    made = Consumer(cast(Any, None), "s2")
+    made = Consumer(cast(Any, SimpleNamespace(set_name="orders")), "s2")
     made.batches = list(batches)
     return made
 

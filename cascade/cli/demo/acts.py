@@ -7,16 +7,55 @@ import difflib
 import re
 import signal
 import time
+from contextlib import AbstractContextManager, AsyncExitStack
+from pathlib import Path
+from typing import LiteralString
 
 from rich.text import Text
 
-from cascade.cli import until
-from cascade.cli.demo.places import SET
+from cascade.cli import fetch, until
+from cascade.cli.demo.places import NODES, SET, Places, places
+from cascade.cli.demo.play import Play
 from cascade.cli.demo.proof import Proof, prove
-from cascade.cli.demo.shop import Shop
+from cascade.cli.demo.shop import CONSUMER, Shop
 from cascade.cli.demo.stage import Stage
+from cascade.client import Client, connect
 from cascade.errors import CascadeError
 from cascade.topology.edit import read_file
+
+CAUGHT_UP: LiteralString = """
+    select n.tick_id >= %s and not exists (select from cascade.consumers as c
+                                            where c.queue = n.set and c.consumer = %s and c.tick_id < %s) as is_past
+      from cascade.nodes as n where n.set = %s
+"""
+
+
+class OneQueue(Play):
+    """A set of four nodes, one of them a leaf."""
+
+    servers = "four PostgreSQL servers"
+    proven, disproven = "Every node has the same.", "THE NODES DIFFER."
+    daemons, consumers = NODES, ("s1", "s2", "s3")
+
+    def __init__(self, where: Places, shop: Shop, *, to_stderr: bool) -> None:
+        super().__init__(where, shop, to_stderr=to_stderr)
+        self.shop = shop
+
+    @classmethod
+    def places(cls, directory: Path | None) -> AbstractContextManager[Places]:
+        """Return what runs the servers during a block."""
+        return places(directory)
+
+    @classmethod
+    def open(cls, where: Places, rate: int, *, to_stderr: bool) -> OneQueue:
+        """Return a play that has not begun."""
+        return cls(where, Shop(where, rate), to_stderr=to_stderr)
+
+    async def act(self, number: int, group: asyncio.TaskGroup, seconds: float) -> Proof:
+        """Play one act, and prove what must hold after it."""
+        if number == 1:
+            return await first_act(self.stage, self.shop, group, seconds)
+        return await second_act(self.stage, self.shop, group)
 
 
 async def first_act(stage: Stage, shop: Shop, group: asyncio.TaskGroup, seconds: float) -> Proof:
@@ -48,8 +87,26 @@ async def _close(stage: Stage, shop: Shop, producers: list[asyncio.Task[None]], 
     stage.note(f"the end of act {act}: producers stop, every node catches up")
     shop.is_closed.set()
     await asyncio.wait(producers)
-    await stage.catch_up()
+    await catch_up(stage)
     return await prove(act, shop)
+
+
+async def catch_up(stage: Stage) -> None:
+    """Wait until every node has the root's last tick, and every consumer is past it."""
+    async with AsyncExitStack() as stack:
+        clients = {name: await stack.enter_async_context(connect(stage.where.dsn(name))) for name in NODES}
+        tick = await clients[stage.where.root].queue(SET).tick()
+        async with asyncio.timeout(60):
+            for client in clients.values():
+                while not await is_past(client, SET, tick):  # noqa: ASYNC110 - nobody announces it
+                    await asyncio.sleep(0.1)
+    stage.note(f"every node has tick {tick}")
+
+
+async def is_past(client: Client, set_name: str, tick: int) -> bool:
+    """Whether a node has come to a tick, and its consumer, if it has one, too."""
+    [row] = await fetch(client, CAUGHT_UP, tick, CONSUMER, tick, set_name)
+    return bool(row["is_past"])
 
 
 async def second_act(stage: Stage, shop: Shop, group: asyncio.TaskGroup) -> Proof:

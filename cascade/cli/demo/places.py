@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import LiteralString
+
+from psycopg.types.json import Jsonb
 
 from cascade import sync
 from cascade.dev import Cluster
@@ -15,7 +17,7 @@ from cascade.errors import QueueExistsError
 from cascade.node.enroll import dsn_of, location_of
 from cascade.node.handler import STORE_TABLE
 from cascade.sql import migrate
-from cascade.topology import Role, Topology, load
+from cascade.topology import Topology, load
 from cascade.topology.edit import edit, read_file, write_back
 from cascade.topology.failover import with_nodes
 
@@ -55,6 +57,8 @@ class Places:
 
     cluster: Cluster
     file: Path
+    #: The set that it is about.
+    set: str
 
     @property
     def topology(self) -> Topology:
@@ -64,38 +68,53 @@ class Places:
     @property
     def root(self) -> str:
         """Return who is root by the file."""
-        return self.topology.sets[SET].root.name
+        return self.topology.sets[self.set].root.name
 
     def change(self, node: str, *, provider: str) -> None:
         """Edit the file, as an operator would."""
         text, found = read_file(self.file), self.topology
-        nodes = dict(found.sets[SET].nodes)
+        nodes = dict(found.sets[self.set].nodes)
         nodes[node] = replace(nodes[node], provider=provider)
-        write_back(self.file, text, edit(text, with_nodes(found, SET, nodes)))
+        write_back(self.file, text, edit(text, with_nodes(found, self.set, nodes)))
 
     def dsn(self, node: str) -> str:
-        """Return how to reach a node's database."""
+        """Return how to reach a node's database, which is called like it."""
         return dsn_of(self.topology, node)
 
 
 @contextmanager
 def places(directory: Path | None) -> Iterator[Places]:
     """Run four servers, write the topology file, and make the set; temporary servers are gone afterwards."""
-    with Cluster.temporary(nodes=NODES) if directory is None else Cluster(directory, nodes=NODES) as cluster:
-        found = Places(cluster=cluster, file=cluster.dir / f"{SET}.yaml")
-        found.file.write_text(FILE.format(**{name: json.dumps(cluster[name].dsn()) for name in NODES}))
-        topology = found.topology
-        for node in topology.sets[SET].nodes.values():
-            with sync.connect(found.dsn(node.name)) as client:
-                migrate.install(client.connection())
-                if client.call("select count(*) from cascade.queues where queue = %s", SET):
-                    hint = (
-                        f"`cascade dev down --remove --dir {directory}` removes the servers with all that is on them."
-                    )
-                    raise QueueExistsError(f"there is a queue {SET} in {directory} already", hint=hint)
-                client.connection().execute(SHOP)
-                client.connection().execute(STORE_TABLE)
-                if node.role is Role.ROOT:
-                    location = location_of(topology, node)
-                    client.call("select cascade.create_set(%s, %s, %s)", SET, node.name, location)
+    with cluster(directory, NODES) as servers:
+        found = Places(cluster=servers, file=servers.dir / f"{SET}.yaml", set=SET)
+        found.file.write_text(FILE.format(**{name: json.dumps(servers[name].dsn()) for name in NODES}))
+        for node in found.topology.sets[SET].nodes.values():
+            prepare(found, node.database, SHOP, STORE_TABLE)
+        create_set(found, SET)
         yield found
+
+
+def cluster(directory: Path | None, nodes: Sequence[str]) -> AbstractContextManager[Cluster]:
+    """Return what runs servers during a block, in a directory that stays or in one that is gone afterwards."""
+    return Cluster.temporary(nodes=nodes) if directory is None else Cluster(directory, nodes=nodes)
+
+
+def prepare(where: Places, database: str, *statements: LiteralString) -> None:
+    """Install the schema in a database, and what is needed besides, unless something was played here before."""
+    with sync.connect(where.dsn(database)) as client:
+        migrate.install(client.connection())
+        if client.call("select count(*) from cascade.queues"):
+            directory = where.cluster.dir
+            hint = f"`cascade dev down --remove --dir {directory}` removes the servers with all that is on them."
+            raise QueueExistsError(f"there are queues in {directory} already", hint=hint)
+        for statement in statements:
+            client.connection().execute(statement)
+
+
+def create_set(where: Places, name: str) -> None:
+    """Make a set: its root, as `cascade set create` does."""
+    found = where.topology.sets[name]
+    with sync.connect(where.dsn(found.root.database)) as client:
+        location = location_of(where.topology, found.root)
+        arguments = (name, found.root.name, location, Jsonb({}), found.is_combined)
+        client.call("select cascade.create_set(%s, %s, %s, %s, %s)", *arguments)

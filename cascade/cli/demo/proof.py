@@ -6,10 +6,10 @@ Nothing is taken from the program but what its producers were told: which orders
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, LiteralString
 
-from rich.table import Table
+from rich.console import RenderableType
 
 from cascade.cli import fetch
 from cascade.cli import output as out
@@ -87,6 +87,24 @@ class Proof:
         """Whether every node has the same, and the books are closed."""
         return self.books.is_closed and all(row["is_equal"] for row in self.nodes)
 
+    def show(self) -> list[RenderableType]:
+        """Return it for people: what every node holds, and the books."""
+        rows = [{**row, "check": "✓" if row["is_equal"] else "✗"} for row in self.nodes]
+        title = "\nwhat every node holds, and what was handled there"
+        return [out.table(COLUMNS, rows, title), f"\n{sentences(self.books)}\n"]
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return it as the contract of --json has it."""
+        books = asdict(self.books)
+        certificate = books.pop("certificate")
+        return {
+            "act": self.act,
+            "proven": self.is_proven,
+            "nodes": [out.plain(row) for row in self.nodes],
+            "books": books,
+            "certificate": certificate and out.plain(certificate),
+        }
+
 
 async def prove(act: int, shop: Shop) -> Proof:
     """Compare the logs of all carriers, what every node has handled, and what producers were told."""
@@ -129,12 +147,6 @@ async def look(shop: Shop, node: Node) -> dict[str, Any]:
             row |= (await fetch(client, LOG))[0]
         row |= (await fetch(client, STORED if node.role is Role.LEAF else HANDLED))[0]
     return row
-
-
-def table(proof: Proof) -> Table:
-    """Return what every node holds, for people."""
-    rows = [{**row, "check": "✓" if row["is_equal"] else "✗"} for row in proof.nodes]
-    return out.table(COLUMNS, rows, "\nwhat every node holds, and what was handled there")
 
 
 def sentences(books: Books) -> str:

@@ -45,6 +45,10 @@ class Shop:
         self.is_closed = asyncio.Event()
         self.is_over = asyncio.Event()
 
+    def headline(self) -> str:
+        """Return what the producers did so far."""
+        return f"{len(self.acknowledged)} orders committed, {self.rolled_back} rolled back"
+
     def open(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Let producers publish until the shop is closed: single orders, and bursts."""
         self.is_closed.clear()

@@ -10,38 +10,31 @@ import signal
 import sys
 import time
 from collections import deque
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
-from typing import Any, LiteralString
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import click
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from cascade.cli import fetch, until
 from cascade.cli import output as out
-from cascade.cli.demo.places import NODES, SET, Places
-from cascade.cli.demo.shop import CONSUMER, Shop
+from cascade.cli import until
+from cascade.cli.demo.places import Places
 from cascade.cli.node import Children
-from cascade.cli.status import draw
-from cascade.client import Client, connect
-from cascade.node.assess import NodeStatus, assess
+from cascade.cli.status import Found, draw_family, make_of
+from cascade.node.assess import NodeStatus
 from cascade.node.observe import observe
-
-CAUGHT_UP: LiteralString = """
-    select n.tick_id >= %s and not exists (select from cascade.consumers as c
-                                            where c.queue = n.set and c.consumer = %s and c.tick_id < %s) as is_past
-      from cascade.nodes as n where n.set = %s
-"""
 
 
 class Stage:
     """What an audience sees, on a terminal as a picture that moves, else line by line."""
 
-    def __init__(self, where: Places, shop: Shop, *, to_stderr: bool) -> None:
-        self.where, self.shop, self.to_stderr = where, shop, to_stderr
+    def __init__(self, where: Places, headline: Callable[[], str], *, to_stderr: bool) -> None:
+        self.where, self.headline, self.to_stderr = where, headline, to_stderr
         self.children = Children(self.hear)
-        self.statuses: list[NodeStatus] = []
+        self.found: Found | None = None
         self.notes: deque[str] = deque(maxlen=12)
         self.began_at = time.monotonic()
         self.console = out.console(err=to_stderr)
@@ -88,8 +81,13 @@ class Stage:
             self.note(f"{name}: {text.splitlines()[0]}")
 
     def status(self, name: str) -> NodeStatus | None:
-        """Return what was last seen of a node."""
-        return next((node for node in self.statuses if node.node == name), None)
+        """Return what was last seen of a node of the set that this is about."""
+        return next((node for node in self.statuses if (node.set, node.node) == (self.where.set, name)), None)
+
+    @property
+    def statuses(self) -> Sequence[NodeStatus]:
+        """Return what was last seen of every node."""
+        return self.found.nodes if self.found else ()
 
     async def wait_for(self, name: str, state: str, role: str) -> None:
         """Wait until a node is seen to be something."""
@@ -100,21 +98,6 @@ class Stage:
 
         if not await until(holds, timeout_s=60):
             raise TimeoutError(f"{name} was not seen as {role}, {state}, within a minute")
-
-    async def catch_up(self) -> None:
-        """Wait until every node has the root's last tick, and every consumer is past it."""
-        async with AsyncExitStack() as stack:
-            clients = {name: await stack.enter_async_context(connect(self.where.dsn(name))) for name in NODES}
-            tick = await clients[self.where.root].queue(SET).tick()
-            async with asyncio.timeout(60):
-                for client in clients.values():
-                    while not await self._is_past(client, tick):  # noqa: ASYNC110 - nobody announces it
-                        await asyncio.sleep(0.1)
-        self.note(f"every node has tick {tick}")
-
-    async def _is_past(self, client: Client, tick: int) -> bool:
-        [row] = await fetch(client, CAUGHT_UP, tick, CONSUMER, tick, SET)
-        return bool(row["is_past"])
 
     # What is told
 
@@ -146,7 +129,7 @@ class Stage:
         """Look at every node once a second, and show the tree."""
         for turn in itertools.count():
             topology = self.where.topology
-            self.statuses = assess(topology, await observe(topology, timeout_s=2.0))
+            self.found = make_of(topology, await observe(topology, timeout_s=2.0))
             if self.live is not None:
                 self.live.update(self.picture(), refresh=True)
             elif turn % 5 == 4:
@@ -154,19 +137,17 @@ class Stage:
             await asyncio.sleep(1.0)
 
     def tree(self) -> str:
-        """Return the set as it is now."""
-        return draw(self.where.topology.sets[SET], self.statuses)
-
-    def headline(self) -> str:
-        """Return what the producers did so far."""
-        return f"{len(self.shop.acknowledged)} orders committed, {self.shop.rolled_back} rolled back"
+        """Return the set as it was last seen."""
+        return draw_family(self.found, self.where.set) if self.found else ""
 
     def picture(self) -> Group:
-        """Return what is shown on a terminal."""
+        """Return what is shown on a terminal, with as many notes as there is room for."""
+        tree = self.tree()
+        room = max(3, self.console.height - tree.count("\n") - 8)
         return Group(
             Text(f"\n{self.headline()}\n", style="bold"),
-            Text(self.tree(), no_wrap=True),
+            Text(tree, no_wrap=True),
             Text(),
-            *(Text(out.printable(note)) for note in self.notes),
+            *(Text(out.printable(note)) for note in list(self.notes)[-room:]),
             Text("\nCtrl-C ends it, with a proof", style="dim"),
         )
