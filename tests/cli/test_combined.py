@@ -175,6 +175,27 @@ def test_a_lost_database_is_left_by_every_set_that_has_something_there(
     assert shop.json("certificate", "list", "s")[0]["state"] == "closed"
 
 
+def test_a_combined_set_that_is_a_part_itself_is_handed_over_and_followed(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    above = "  t: {combines: [s], nodes: {t1: {database: a2, role: combined-root}}}\n"
+    shop = Shop(tmp_path / "combined.yaml", server, monkeypatch, FILE + above)
+    shop.run("set", "create", "t")
+    shop.run("node", "add", "s", "t1")
+    assert [plan["set"] for plan in shop.json("plan")["plans"]] == ["a", "s", "t"]
+    assert "t1 copies from s2" in shop.run("switchover", "s", "--to", "s2")
+    assert shop.roles("s")["a2"] == ("merge-leaf", "s2")
+    assert shop.run("plan").count("nothing to do") == 3
+    shop.settle("s")
+    shop.connect(lost=("s2",))
+    [[fork]] = shop.query("s1", "select tick_id from cascade.nodes where set = 's'")
+    shop.run("failover", "s", "--dead", "s2", "--fenced-by", "off", "--allow-loss", str(fork))
+    assert shop.roles("s")["a2"] == ("merge-leaf", "s1")
+    shop.connect()
+    shop.run("resurrect", "s", "s2")
+    assert shop.run("plan").count("nothing to do") == 3
+
+
 def test_two_combined_roots_at_once_are_resolved(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,7 @@ def test_show_is_an_object_for_programs() -> None:
         "handler": None,
         "start": "earliest",
         "into": None,
+        "is_derived": False,
         "options": {},
         "path": ["s1", "s3", "s4"],
     }

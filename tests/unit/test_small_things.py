@@ -40,6 +40,8 @@ ORDERS = queue_name("orders")
 MOST = 64 * 1024 * 1024
 #: What PostgreSQL can hold in a text column.
 NAMES = st.text(st.characters(exclude_categories=["Cs"]))
+#: What a type may be: those of Cascade's own events are refused.
+TYPES = NAMES.filter(lambda name: not name.startswith("cascade."))
 
 
 def unescape(field: str) -> str | None:
@@ -57,7 +59,7 @@ def unescape(field: str) -> str | None:
     return plain
 
 
-@given(st.lists(st.tuples(st.none() | NAMES, st.none() | NAMES, st.text())))
+@given(st.lists(st.tuples(st.none() | TYPES, st.none() | NAMES, st.text())))
 def test_copy_text_can_be_read_back(rows: list[tuple[str | None, str | None, str]]) -> None:
     codec = JsonCodec()
     messages = [Message(payload, type=kind, key=key, headers={"k": kind}) for kind, key, payload in rows]

@@ -437,3 +437,20 @@ def test_what_the_databases_have_is_the_file_again() -> None:
     found = as_observed(before, parts.observed("a"))
     assert leaves(found) == {"s1": "+s1 a2", "s2": "+s2 a2"}
     assert parse(edit(PICTURE, found)) == found
+    written = parse(changed((A1, f"{A1}      s1: {LEAF % 's1'}\n")))
+    assert leaves(as_observed(written, parts.observed("a"))) == {"s1": "s1 a2", "s2": "+s2 a2"}
+
+
+def test_a_lost_combined_root_is_shown_and_counted_as_one() -> None:
+    world = world_of("s", None, "s1")
+    wanted = parse(PICTURE).sets["s"]
+    shown = plan_text(plan_for(parse(PICTURE), "s", world), wanted, world.observed("s"))
+    assert "s1 combined-root  s1  tick 100 told  does not answer" in shown
+    # s2 was promoted, nobody has heard more of that, and it is lost as well: then s1 is a carrier that may have more.
+    world._open_term("s2", "u2", 102, world.views["s2"].tick, "failover")
+    world.learn("s3", world.views["s2"].terms)
+    world = world.copy(silent=frozenset({"s1", "s2"}))
+    world.change("s3", parts=world.views["s2"].parts)
+    request = accept_all(world, uid="u3", dead=frozenset({"s2"}), without=frozenset())
+    plan = make_plan(switchover(parse(PICTURE), "s", "s3").sets["s"], world.observed("s"), request)
+    assert "s1 does not answer and may be further on than tick 100" in refusals(plan)
