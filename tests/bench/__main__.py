@@ -9,11 +9,26 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from tests.bench import bulk, copying, failover, hops, horizon, latency, machine, publish, reading, report, single, size
+from tests.bench import (
+    bulk,
+    copying,
+    failover,
+    hops,
+    horizon,
+    latency,
+    machine,
+    merging,
+    publish,
+    reading,
+    report,
+    single,
+    size,
+)
 from tests.bench.servers import SETTINGS, driver_name, started
 
 MEASURES = {
-    module.NAME: module for module in (single, bulk, publish, reading, size, horizon, latency, copying, hops, failover)
+    module.NAME: module
+    for module in (single, bulk, publish, reading, size, horizon, latency, copying, merging, hops, failover)
 }
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 

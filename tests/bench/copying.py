@@ -73,14 +73,14 @@ def _sizes(bench: Bench, found: Nodes, rival: PgqNodes | None, count: int, size:
         yield Row(measure=NAME, title="WAL per event on the branch", ours=wal, theirs=other, rival="PgQ", bar=limited)
 
 
-def publish(conn: psycopg.Connection[Any], count: int, size: int) -> None:
+def publish(conn: psycopg.Connection[Any], count: int, size: int, queue: str = SET) -> None:
     """Publish events in ticks of one size."""
     for _ in range(count // size):
         conn.execute(
-            f"insert into queue.{SET} (type, payload)"
+            f"insert into queue.{queue} (type, payload)"
             f" select '{TYPE}', '{PAYLOAD_TEXT}' from generate_series(1, {size})".encode()
         )
-        conn.execute(f"select cascade.tick('{SET}')".encode())
+        conn.execute(f"select cascade.tick('{queue}')".encode())
 
 
 def _catch_up(found: Nodes, count: int, size: int, costs: dict[str, list[float]]) -> float:
