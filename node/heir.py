@@ -36,7 +36,7 @@ LOOK_UP_S = 10.0
 
 
 class Heir:
-    """Of a branch or leaf: what it owes the set besides copying."""
+    """Of any node: what it owes the set besides copying."""
 
     def __init__(self, home: Home, *, interval_s: float = 5.0) -> None:
         self.name = f"{home.set}/heir"

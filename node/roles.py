@@ -10,8 +10,9 @@
 | ask whether its term is over   | yes  |        |      |
 | take the reign when offered    |      |  yes   |      |
 
-A leaf runs the heir too: it reports what it had processed beyond a fork.  Ticks and rotation are made for
-every queue of a database at once, by its ticker and rotator; on a copy the ticker has nothing to do.
+Every node runs the heir, which also reports what the node had beyond a fork: a root may have lost something before it
+was one.  Ticks and rotation are made for every queue of a database at once, by its ticker and rotator; on a copy the
+ticker has nothing to do.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def _processing(home: Home, handler: Handler | None) -> list[Service]:
 
 
 SERVICES: dict[Role, tuple[Services, ...]] = {
-    Role.ROOT: (lambda home, _: [WatermarkPublisher(home), Sentinel(home)],),
+    Role.ROOT: (lambda home, _: [WatermarkPublisher(home), Sentinel(home), Heir(home)],),
     Role.BRANCH: (lambda home, _: [Copier(home)], _processing, lambda home, _: [WatermarkTeller(home), Heir(home)]),
-    Role.COMBINED_ROOT: (lambda home, _: [WatermarkPublisher(home), Sentinel(home)],),
+    Role.COMBINED_ROOT: (lambda home, _: [WatermarkPublisher(home), Sentinel(home), Heir(home)],),
     Role.MERGE_LEAF: (lambda home, _: [MergeLeaf(home), MergeTeller(home), Heir(home)],),
     Role.LEAF: (lambda home, handler: [LeafCopier(home, handler)], lambda home, _: [WatermarkTeller(home), Heir(home)]),
 }

@@ -680,6 +680,22 @@ def test_a_certificate_stays_open_until_every_carrier_was_read_or_declared_destr
     assert s3.rows("select state, pending from cascade.certificates") == [("closed", [])], "every carrier has it"
 
 
+def test_a_root_reports_what_it_had_before_it_was_one(nodes: Nodes) -> None:
+    """It came back, and its successor was lost, before its daemon had told anybody."""
+    s1, s2 = lost(nodes, 2)
+    first = fail_over(s2)
+    s2.tick()
+    stand_down(s1, s2)
+    resurrect(s1, s2)
+    s1.join()
+    s1.catch_up()
+    fail_over(s1)
+    assert s1.value("select cascade.heir_duty('q')")["reports"] == [first["uid"]]
+    assert s1.value("select cascade.heir_duty('q')")["root"] == "s1", "it tells itself"
+    assert report(s1, s1, first["uid"])["state"] == "closed"
+    assert s1.value("select cascade.heir_duty('q')")["reports"] == []
+
+
 def test_a_member_that_the_lost_tail_added_is_no_member(nodes: Nodes) -> None:
     s1, s2 = nodes.line()
     nodes.settle()

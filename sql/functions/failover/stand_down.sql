@@ -325,20 +325,20 @@ begin
                         and h.closing_tick = v_last.tick_id and v_node.role = 'branch'
                         and cascade_internal.can_merge(v_queue)),
         'reports', (select coalesce(jsonb_agg(c.new_uid), '[]') from cascade_internal.certificate as c
-                     where c.queue_id = v_queue.queue_id and v_node.role <> 'root'
-                       -- Also a carrier that nobody missed may have had something; and what was set aside may have been settled since.
+                     where c.queue_id = v_queue.queue_id
+                       -- A root may have lost something before it became one.  Also a carrier that nobody missed may have had something; and what was set aside may have been settled since.
                        and (v_node.node = any (c.pending)
                             or cascade_internal.plain_report(cascade.certificate_report(heir_duty."set", c.new_uid))
                                <> cascade_internal.plain_report(c.reports->v_node.node))
                        and exists (select from cascade_internal.path_terms(v_queue.queue_id, v_last.term_uid) as p where p.uid = c.new_uid)),
         -- What a combined set sets aside is merged again from the parts, by and by.
-        'is_to_look_up', v_queue.is_combined and v_node.role = 'branch' and exists (select from cascade_internal.quarantine as x
+        'is_to_look_up', v_queue.is_combined and v_node.role <> 'leaf' and exists (select from cascade_internal.quarantine as x
                                                                                      where x."set" = v_queue.name and x.state = 'held'),
         -- Not as the members have it: those may come from a root that was given up.
         'root', (select t.node from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.uid = v_last.term_uid));
 end
 $$;
-comment on function cascade.heir_duty(text) is 'What the daemon of a branch or leaf has to do besides copying.';
+comment on function cascade.heir_duty(text) is 'What the daemon of a node has to do besides copying.';
 
 -- cascade.note_withdrawn(set, uid): the old root says that the offer was withdrawn.
 create or replace function cascade.note_withdrawn("set" text, uid uuid)
