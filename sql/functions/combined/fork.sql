@@ -292,19 +292,28 @@ end
 $$;
 comment on function cascade.create_merge_leaf(text, text, text, text, jsonb, jsonb, bigint) is 'Makes this database a merge-leaf of a part.';
 
--- Producers insert into the parts.
+-- Producers insert into the parts, wherever this carrier stands.
+create or replace function cascade_internal.raise_combined(queue cascade_internal.queue, what text)
+returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_parts constant text := (select string_agg(p.part, ', ' order by p.part)
+                                from cascade_internal.part as p where p.queue_id = (raise_combined.queue).queue_id);
+begin
+    raise exception 'queue "%" is a combined set and %', (raise_combined.queue).name, raise_combined.what
+        using errcode = 'QC403', hint = coalesce('Insert into its parts: ' || v_parts || '.', 'Its events come from its parts, none of which is merged yet.');
+end
+$$;
+comment on function cascade_internal.raise_combined(cascade_internal.queue, text) is 'Raises QC403: which queues take the events of a combined set.';
+
 create or replace function cascade_internal.refuse_combined()
 returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
-declare
-    v_queue cascade_internal.queue := cascade_internal.find_queue(tg_table_name);
 begin
-    raise exception 'queue "%" is a combined set and takes no inserts', v_queue.name
-        using errcode = 'QC403',
-              hint = coalesce(format('Insert into its parts: %s.', (select string_agg(p.part, ', ' order by p.part)
-                                                                      from cascade_internal.part as p where p.queue_id = v_queue.queue_id)),
-                              'Its events come from its parts, none of which is merged yet.');
+    perform cascade_internal.raise_combined(cascade_internal.find_queue(tg_table_name), 'takes no inserts');
+    return null;
 end
 $$;
 comment on function cascade_internal.refuse_combined() is 'Keeps producers out of a combined queue.';
