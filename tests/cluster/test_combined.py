@@ -29,5 +29,3 @@ def test_four_parts_become_one_queue(combined: Combined) -> None:
     assert combined.merges("s1", "copying")
     assert combined.merges("s2", "tracking")
     assert not combined.merges("s3")
-
-

@@ -150,6 +150,9 @@ begin
         return (spoken_generation.node).generation;
     end if;
     select q.* into v_queue from cascade_internal.queue as q where q.name = (spoken_generation.node).into_set;
+    if not found then
+        return (spoken_generation.node).generation % 1000000; -- The combined set was dropped here; whatever it merges is refused.
+    end if;
     return coalesce((cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots)).tick_id, 0) / 1000000000000 * 1000000
            + (spoken_generation.node).generation % 1000000;
 end
