@@ -92,8 +92,10 @@ begin
             'part', v_part.part, 'set_uid', v_part.set_uid, 'tick', v_part.mark, 'prev', v_part.mark));
         update cascade_internal.part as p set fork = v_part.mark where p.queue_id = (open_merging.queue).queue_id and p.part = v_part.part;
     end loop;
-    -- What was fetched while it tracked, or under another term, must not land.
-    update cascade_internal.node as n set generation = n.generation + 1 where n.into_set = (open_merging.queue).name;
+    -- What was fetched while it tracked, or under another term, must not land; and an answer that stopped nobody then would stop it now.
+    update cascade_internal.node as n
+       set generation = n.generation + 1, answer = null, answer_detail = null, answered_at = null
+     where n.into_set = (open_merging.queue).name;
     perform pg_notify('cascade_node', n.node) from cascade_internal.node as n where n.into_set = (open_merging.queue).name;
 end
 $$;
