@@ -60,19 +60,52 @@ $$;
 comment on function cascade_internal.fork_part(cascade_internal.queue, cascade_internal.node, cascade_internal.tick)
     is 'Takes a merged part back to a fork, and says what it has lost.';
 
--- cascade.own_fork(part): where a later term of the part ended the path on which its merge-leaf stands; null while none did.  Its daemon goes
--- back there by itself: everything else follows from the log.
+-- cascade.own_fork(part): where the part's present path left the one on which its merge-leaf stands; null while it did not.  Its daemon
+-- goes back there by itself: everything else follows from the log.  There may be several reigns in between of which nothing is here,
+-- and a later one may have begun below an earlier.  Also null where another tick is held under that id: a root lost its tail and
+-- made others, so only the chains of both sides tell what they have in common.
 create or replace function cascade.own_fork("set" text)
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp set bytea_output = 'hex'
 as $$
 declare
     v_queue cascade_internal.queue := cascade_internal.find_queue(own_fork."set");
+    v_last  constant cascade_internal.tick := cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots);
+    v_at    cascade_internal.tick := v_last;
+    v_end   cascade_internal.tick;
+    v_held  cascade_internal.tick;
+    v_term  cascade_internal.term;
+    v_ends  jsonb := '{}';
 begin
-    return (cascade_internal.ended_by(v_queue.queue_id, cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots), false)).fork;
+    -- The present path, from its newest term down: each term in which a fork lies, up to that fork.
+    select t.* into v_term from cascade_internal.term as t
+     where t.queue_id = v_queue.queue_id and t.voided_by is null order by t.number desc limit 1;
+    loop
+        v_ends := v_ends || jsonb_build_object(v_term.uid, case when v_end.tick_id is not null then to_jsonb(v_end) end);
+        exit when v_term.fork is null;
+        v_end := jsonb_populate_record(null::cascade_internal.tick, v_term.fork);
+        select t.* into strict v_term from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.uid = v_end.term_uid;
+    end loop;
+    -- Down the own path, to a term that both have.
+    while not v_ends ? v_at.term_uid::text loop
+        select t.* into strict v_term from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.uid = v_at.term_uid;
+        if v_term.fork is null then
+            return null;
+        end if;
+        v_at := jsonb_populate_record(null::cascade_internal.tick, v_term.fork);
+    end loop;
+    v_end := jsonb_populate_record(null::cascade_internal.tick, nullif(v_ends->(v_at.term_uid::text), 'null'));
+    if v_end.tick_id < v_at.tick_id then
+        v_at := v_end;
+    end if;
+    v_held := cascade_internal.find_tick(v_queue.queue_id, v_queue.slots, v_at.tick_id);
+    if v_at.tick_id = v_last.tick_id or v_held.chain <> v_at.chain or v_end.tick_id = v_at.tick_id and v_end.chain <> v_at.chain then
+        return null;
+    end if;
+    return to_jsonb(v_at);
 end
 $$;
-comment on function cascade.own_fork(text) is 'Where a later term ended this node''s path.';
+comment on function cascade.own_fork(text) is 'Where the part''s present path left that of its merge-leaf.';
 
 -- The marks with which a new term of a combined set begins, in its opening tick: a merge-leaf elsewhere that has gone further, or
 -- less far, stands there from then on.  Refused unless this database can go on merging every part.
