@@ -74,6 +74,29 @@ def skip_condition(merged: Mapping[str, str] | None) -> str:
     return f"coalesce(case e.origin {arms} end, false)"
 
 
+def merge_query(part: str, ordered: str, txid: int, skip: str) -> str:
+    """Return the query for what a range becomes in the combined queue, in the order in which it gets ids."""
+    return (
+        f'select e."time", {txid}::bigint, e.type, e.key, e.payload, e.headers,'
+        f" coalesce(e.origin, {_literal(part)}), coalesce(e.origin_id, e.id)"
+        f" from ({ordered}) as e where not {skip} order by e.n, e.id"
+    )
+
+
+def skipped_query(ordered: str, skip: str) -> str:
+    """Return the query for which rows of a range are left out, counted from one."""
+    numbered = f"select row_number() over (order by e.n, e.id) as i, {skip} as is_merged from ({ordered}) as e"
+    return f"select coalesce(json_agg(s.i), '[]') from ({numbered}) as s where s.is_merged"
+
+
+def controls_query(query: str) -> str:
+    """Return the query for a range's own control events: they are obeyed here, and never merged."""
+    return (
+        "select coalesce(json_agg(json_build_object('type', e.type, 'payload', e.payload) order by e.id), '[]')"
+        f" from ({query}) as e where e.origin = '.cascade'"
+    )
+
+
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
@@ -160,17 +183,13 @@ class MergeLeaf(Copier):
         self.doubt()
         ordered = in_order(found.query, json.loads(found.ticks))
         with translated(), deadline(self.home.link_timeout_s, local, provider) as timer:
-            controls = await self._controls(provider, found.query)
+            controls = await _read(provider, controls_query(found.query))
             async with local.transaction():
                 partition, txid, merged = await self._begin(local, begin)
                 skip = skip_condition(merged)
-                skipped = await self._skipped(provider, ordered, skip) if merged else []
+                skipped = json.loads(await _read(provider, skipped_query(ordered, skip))) if merged else []
                 timer.extend()
-                query = (
-                    f'select e."time", {txid}::bigint, e.type, e.key, e.payload, e.headers,'
-                    f" coalesce(e.origin, {_literal(self.home.set)}), coalesce(e.origin_id, e.id)"
-                    f" from ({ordered}) as e where not {skip} order by e.n, e.id"
-                )
+                query = merge_query(self.home.set, ordered, txid, skip)
                 size = await pipe(provider, query, local, partition, timer, columns=COLUMNS)
                 finish = (self.home.set, found.ticks, controls, skipped)
                 # The look at the provider must come before the commit, not before the ticks.
@@ -183,22 +202,6 @@ class MergeLeaf(Copier):
     async def _begin(self, local: AsyncConnection, begin: tuple[object, ...]) -> tuple[str, int, dict[str, str] | None]:
         row: Any = await (await local.execute(BEGIN_MERGE, begin)).fetchone()
         return row[0], row[1], row[2]
-
-    async def _controls(self, provider: AsyncConnection, query: str) -> str:
-        """Return the part's own control events as JSON: they are obeyed here, and never merged."""
-        return await _read(
-            provider,
-            "select coalesce(json_agg(json_build_object('type', e.type, 'payload', e.payload) order by e.id), '[]')"
-            f" from ({query}) as e where e.origin = '.cascade'",
-        )
-
-    async def _skipped(self, provider: AsyncConnection, ordered: str, skip: str) -> list[int]:
-        """Return which rows of a range are left out, counted from one."""
-        numbered = f"select row_number() over (order by e.n, e.id) as i, {skip} as is_merged from ({ordered}) as e"
-        found: list[int] = json.loads(
-            await _read(provider, f"select coalesce(json_agg(s.i), '[]') from ({numbered}) as s where s.is_merged")
-        )
-        return found
 
 
 async def _read(conn: AsyncConnection, query: str) -> str:

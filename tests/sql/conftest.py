@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import LABELS
 from tests.fixtures.backend import Backend
+from tests.fixtures.merging import Merging
 from tests.fixtures.nodes import Nodes
 
 
@@ -21,4 +22,11 @@ def backend(request: pytest.FixtureRequest, backends: Callable[..., Backend]) ->
 def nodes(backend: Backend) -> Iterator[Nodes]:
     """Databases that a test makes the nodes of a set."""
     with Nodes.fresh(backend) as made:
+        yield made
+
+
+@pytest.fixture
+def merging(backend: Backend) -> Iterator[Merging]:
+    """Databases that a test makes the nodes of parts and of what they are merged into."""
+    with Merging.fresh(backend) as made:
         yield made

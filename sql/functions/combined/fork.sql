@@ -60,19 +60,52 @@ $$;
 comment on function cascade_internal.fork_part(cascade_internal.queue, cascade_internal.node, cascade_internal.tick)
     is 'Takes a merged part back to a fork, and says what it has lost.';
 
--- cascade.own_fork(part): where a later term of the part ended the path on which its merge-leaf stands; null while none did.  Its daemon goes
--- back there by itself: everything else follows from the log.
+-- cascade.own_fork(part): where the part's present path left the one on which its merge-leaf stands; null while it did not.  Its daemon
+-- goes back there by itself: everything else follows from the log.  There may be several reigns in between of which nothing is here,
+-- and a later one may have begun below an earlier.  Also null where another tick is held under that id: a root lost its tail and
+-- made others, so only the chains of both sides tell what they have in common.
 create or replace function cascade.own_fork("set" text)
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp set bytea_output = 'hex'
 as $$
 declare
     v_queue cascade_internal.queue := cascade_internal.find_queue(own_fork."set");
+    v_last  constant cascade_internal.tick := cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots);
+    v_at    cascade_internal.tick := v_last;
+    v_end   cascade_internal.tick;
+    v_held  cascade_internal.tick;
+    v_term  cascade_internal.term;
+    v_ends  jsonb := '{}';
 begin
-    return (cascade_internal.ended_by(v_queue.queue_id, cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots), false)).fork;
+    -- The present path, from its newest term down: each term in which a fork lies, up to that fork.
+    select t.* into v_term from cascade_internal.term as t
+     where t.queue_id = v_queue.queue_id and t.voided_by is null order by t.number desc limit 1;
+    loop
+        v_ends := v_ends || jsonb_build_object(v_term.uid, case when v_end.tick_id is not null then to_jsonb(v_end) end);
+        exit when v_term.fork is null;
+        v_end := jsonb_populate_record(null::cascade_internal.tick, v_term.fork);
+        select t.* into strict v_term from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.uid = v_end.term_uid;
+    end loop;
+    -- Down the own path, to a term that both have.
+    while not v_ends ? v_at.term_uid::text loop
+        select t.* into strict v_term from cascade_internal.term as t where t.queue_id = v_queue.queue_id and t.uid = v_at.term_uid;
+        if v_term.fork is null then
+            return null;
+        end if;
+        v_at := jsonb_populate_record(null::cascade_internal.tick, v_term.fork);
+    end loop;
+    v_end := jsonb_populate_record(null::cascade_internal.tick, nullif(v_ends->(v_at.term_uid::text), 'null'));
+    if v_end.tick_id < v_at.tick_id then
+        v_at := v_end;
+    end if;
+    v_held := cascade_internal.find_tick(v_queue.queue_id, v_queue.slots, v_at.tick_id);
+    if v_at.tick_id = v_last.tick_id or v_held.chain <> v_at.chain or v_end.tick_id = v_at.tick_id and v_end.chain <> v_at.chain then
+        return null;
+    end if;
+    return to_jsonb(v_at);
 end
 $$;
-comment on function cascade.own_fork(text) is 'Where a later term ended this node''s path.';
+comment on function cascade.own_fork(text) is 'Where the part''s present path left that of its merge-leaf.';
 
 -- The marks with which a new term of a combined set begins, in its opening tick: a merge-leaf elsewhere that has gone further, or
 -- less far, stands there from then on.  Refused unless this database can go on merging every part.
@@ -92,8 +125,10 @@ begin
             'part', v_part.part, 'set_uid', v_part.set_uid, 'tick', v_part.mark, 'prev', v_part.mark));
         update cascade_internal.part as p set fork = v_part.mark where p.queue_id = (open_merging.queue).queue_id and p.part = v_part.part;
     end loop;
-    -- What was fetched while it tracked, or under another term, must not land.
-    update cascade_internal.node as n set generation = n.generation + 1 where n.into_set = (open_merging.queue).name;
+    -- What was fetched while it tracked, or under another term, must not land; and an answer that stopped nobody then would stop it now.
+    update cascade_internal.node as n
+       set generation = n.generation + 1, answer = null, answer_detail = null, answered_at = null
+     where n.into_set = (open_merging.queue).name;
     perform pg_notify('cascade_node', n.node) from cascade_internal.node as n where n.into_set = (open_merging.queue).name;
 end
 $$;
@@ -150,6 +185,9 @@ begin
         return (spoken_generation.node).generation;
     end if;
     select q.* into v_queue from cascade_internal.queue as q where q.name = (spoken_generation.node).into_set;
+    if not found then
+        return (spoken_generation.node).generation % 1000000; -- The combined set was dropped here; whatever it merges is refused.
+    end if;
     return coalesce((cascade_internal.newest_tick(v_queue.queue_id, v_queue.slots)).tick_id, 0) / 1000000000000 * 1000000
            + (spoken_generation.node).generation % 1000000;
 end
@@ -292,19 +330,28 @@ end
 $$;
 comment on function cascade.create_merge_leaf(text, text, text, text, jsonb, jsonb, bigint) is 'Makes this database a merge-leaf of a part.';
 
--- Producers insert into the parts.
+-- Producers insert into the parts, wherever this carrier stands.
+create or replace function cascade_internal.raise_combined(queue cascade_internal.queue, what text)
+returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_parts constant text := (select string_agg(p.part, ', ' order by p.part)
+                                from cascade_internal.part as p where p.queue_id = (raise_combined.queue).queue_id);
+begin
+    raise exception 'queue "%" is a combined set and %', (raise_combined.queue).name, raise_combined.what
+        using errcode = 'QC403', hint = coalesce('Insert into its parts: ' || v_parts || '.', 'Its events come from its parts, none of which is merged yet.');
+end
+$$;
+comment on function cascade_internal.raise_combined(cascade_internal.queue, text) is 'Raises QC403: which queues take the events of a combined set.';
+
 create or replace function cascade_internal.refuse_combined()
 returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
-declare
-    v_queue cascade_internal.queue := cascade_internal.find_queue(tg_table_name);
 begin
-    raise exception 'queue "%" is a combined set and takes no inserts', v_queue.name
-        using errcode = 'QC403',
-              hint = coalesce(format('Insert into its parts: %s.', (select string_agg(p.part, ', ' order by p.part)
-                                                                      from cascade_internal.part as p where p.queue_id = v_queue.queue_id)),
-                              'Its events come from its parts, none of which is merged yet.');
+    perform cascade_internal.raise_combined(cascade_internal.find_queue(tg_table_name), 'takes no inserts');
+    return null;
 end
 $$;
 comment on function cascade_internal.refuse_combined() is 'Keeps producers out of a combined queue.';

@@ -150,6 +150,10 @@ declare
         ' as u(id, "time", txid, type, key, payload, headers, origin, origin_id) where u.origin is distinct from ''.cascade'')';
 begin
     v_place := cascade.begin_merge(store_merge."set", store_merge.provider, store_merge.generation, store_merge.tick_id, store_merge.chain);
+    if store_merge.ids is null then
+        raise exception 'the merge-leaf of part "%" cannot store these events', store_merge."set"
+            using errcode = 'QC003', hint = 'Null is not none: pass what cascade.fetch_copy() returned, or copy the range.';
+    end if;
     if '.cascade' = any (store_merge.origins) then
         select coalesce(jsonb_agg(jsonb_build_object('type', u.type, 'payload', u.payload) order by u.id), '[]') into v_controls
           from unnest(store_merge.ids, store_merge.types, store_merge.payloads, store_merge.origins) as u(id, type, payload, origin)

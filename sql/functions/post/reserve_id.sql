@@ -11,7 +11,9 @@ declare
 begin
     perform cascade_internal.check_producer(v_queue, reserve_id.caller);
     -- An id is posted where it was reserved, so it is not handed out where nothing can be posted.
-    if v_queue.is_copy or exists (select from cascade_internal.fence as f where f.queue_id = v_queue.queue_id) then
+    if v_queue.is_combined then
+        perform cascade_internal.raise_combined(v_queue, 'hands out no ids');
+    elsif v_queue.is_copy or exists (select from cascade_internal.fence as f where f.queue_id = v_queue.queue_id) then
         perform cascade_internal.raise_is_copy(v_queue, 'hands out no ids');
     end if;
     insert into cascade_internal.reservation (queue_id, id, reserved_by)
