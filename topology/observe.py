@@ -242,9 +242,9 @@ class Observed:
 
     @cached_property
     def is_combined(self) -> bool:
-        """Whether the databases have it as a combined set."""
+        """Whether the databases have it as a combined set; a merge-leaf of it knows nothing of that."""
         roles = [*(view.role for view in self.views.values()), *(member.role for member in self.members.values())]
-        return Role.COMBINED_ROOT in roles
+        return Role.COMBINED_ROOT in roles or any(view.parts for view in self.views.values())
 
     def unmerged(self, view: View) -> list[str]:
         """Return the parts, as far as anybody knows them, that have no merge-leaf where this carrier is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from tests.fixtures.backend import Backend
 from tests.fixtures.cascade import eventually
-from tests.fixtures.combined import Combined
+from tests.fixtures.combined import BODY, Combined
 from tests.fixtures.nursery import Nursery
 
 
@@ -40,7 +41,9 @@ def fail_over(combined: Combined, set_name: str, dead: str, *options: str) -> di
     command = ("failover", set_name, "--dead", dead, "--json", *options)
     shown = combined.cli(*command, "--dry-run", check=False)
     assert shown.exit_code == 3, shown.stdout + shown.stderr
-    fork = json.loads(shown.stdout)["plans"][0]["loss"]["fork"]
+    (plan,) = json.loads(shown.stdout)["plans"]
+    assert plan["loss"], plan["refusals"]
+    fork = plan["loss"]["fork"]
     done = combined.cli(*command, "--fenced-by", "kill -9", "--allow-loss", str(fork))
     combined.distribute()
     return dict(json.loads(done.stdout))
@@ -130,3 +133,40 @@ def test_a_lost_root_of_a_part_is_followed_by_its_merge_leaves(combined: Combine
     for name in ("s1", "s2", "s3"):
         assert combined.merged(name) == combined.union() and combined.union().total() == 450, name
     assert "nothing to do" in combined.cli("plan").stdout
+
+
+def test_a_combined_set_is_a_part_of_another_and_loses_its_root(combined: Combined) -> None:
+    """What t has of the tail that s lost comes again through s, under other ids of s, and is not taken twice."""
+    combined.build(("a", "b"), written=False, above=True).run()
+
+    def reached(*names: str) -> bool:
+        wanted = union()
+        return all(not wanted - combined.merged(name, "t") for name in names)
+
+    def union() -> Counter[tuple[Any, ...]]:
+        own = combined.dbs["e1"].rows(f"select 'e', id, {BODY} from queue.e where origin is null")
+        return combined.union() + Counter(own)
+
+    for part, root in (("a", "a1"), ("b", "b1"), ("e", "e1")):
+        combined.put(part, 200, node=root)
+    eventually(lambda: reached("t1", "t2"), within_s=60)
+    # What follows comes to t, and not to s2 and s3.
+    daemons = [combined.daemon(name).process for name in ("s2", "s3")]
+    for daemon in daemons:
+        daemon.send_signal(signal.SIGSTOP)
+    for part, root in (("a", "a1"), ("b", "b1"), ("e", "e1")):
+        combined.put(part, 100, node=root)
+    eventually(lambda: reached("t1", "t2"), within_s=60)
+    with combined.down("s1"):
+        for daemon in daemons:
+            daemon.send_signal(signal.SIGCONT)
+        fail_over(combined, "s", "s1")
+        combined.put("a", 50)
+        eventually(lambda: reached("t1"), within_s=60)
+        combined.dbs["s2"].tick("s")
+        # Its merge-leaf of s has caught up: all that comes again has come.
+        tick = combined.at("s2")
+        query = "select tick_id from cascade.parts where set = 't' and part = 's'"
+        eventually(lambda: (combined.dbs["t1"].value(query) or 0) >= tick, within_s=60)
+    eventually(lambda: combined.merged("t1", "t") == combined.merged("t2", "t") == union(), within_s=60)
+    assert union().total() == 950 and set(combined.merged("t1", "t").values()) == {1}
