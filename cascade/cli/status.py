@@ -72,6 +72,10 @@ def status(path: Path, watch: bool, timeout_s: float, as_json: bool) -> int:
     null in --json is a lag that nobody knows.  Below the tree stands what the root's death would cost
     now, at most.  Exit code: 0 healthy, 1 warning, 2 critical.
 
+    A combined set and its parts are one picture: each merge-leaf has the lag of its part, those that copy
+    are joined to the combined-root, dashed while they wait or are stopped, and a line says which branch can be
+    promoted.  In --json it has `parts`, how far each carrier is with each part, and `successors`.
+
     \b
     cascade status
     cascade status -f orders.yaml --watch
