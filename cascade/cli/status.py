@@ -208,7 +208,7 @@ def foresee(ahead: Outlook, root: str = "the root") -> str:
         return f"if {root} died now: nothing would be lost, {ahead.heir} has everything"
     events = "1 event" if ahead.events == 1 else f"{ahead.events} events"
     if ahead.is_combined:
-        return f"if {root} died now: nothing would be lost, {ahead.heir} would merge at most {events} again"
+        return f"if {root} died now: {ahead.heir} would merge at most {events} again from the parts"
     return f"if {root} died now: at most {events}, {out.human_seconds(ahead.seconds)}; {ahead.heir} has the rest"
 
 
