@@ -17,8 +17,8 @@ TERM_SPAN = 10**12
 class Outlook:
     """One set: its root, the carrier that has come furthest and could follow it, and what only the root has.
 
-    `events` is at most how many; both are None when nobody can tell.  Of a combined set they are not lost: its heir
-    merges them again from the parts.
+    `events` is at most how many; both are None when nobody can tell.  The heir of a combined set merges them again
+    from the parts.
     """
 
     set: str

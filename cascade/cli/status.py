@@ -72,6 +72,10 @@ def status(path: Path, watch: bool, timeout_s: float, as_json: bool) -> int:
     null in --json is a lag that nobody knows.  Below the tree stands what the root's death would cost
     now, at most.  Exit code: 0 healthy, 1 warning, 2 critical.
 
+    A combined set and its parts are one picture: each merge-leaf has the lag of its part, those that copy
+    are joined to the combined-root, dashed while they wait or are stopped, and a line says which branch can be
+    promoted.  In --json it has `parts`, how far each carrier is with each part, and `successors`.
+
     \b
     cascade status
     cascade status -f orders.yaml --watch
@@ -204,7 +208,7 @@ def foresee(ahead: Outlook, root: str = "the root") -> str:
         return f"if {root} died now: nothing would be lost, {ahead.heir} has everything"
     events = "1 event" if ahead.events == 1 else f"{ahead.events} events"
     if ahead.is_combined:
-        return f"if {root} died now: nothing would be lost, {ahead.heir} would merge at most {events} again"
+        return f"if {root} died now: {ahead.heir} would merge at most {events} again from the parts"
     return f"if {root} died now: at most {events}, {out.human_seconds(ahead.seconds)}; {ahead.heir} has the rest"
 
 

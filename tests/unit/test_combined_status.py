@@ -123,7 +123,7 @@ def test_parts_and_their_sum_are_one_picture_with_the_lag_of_each_part() -> None
         "",
         "if a1 or b1 died now: no branch that answers could follow it",
         "set s: s2 can be promoted, it follows every part",
-        "if s1 died now: nothing would be lost, s2 would merge at most 10 events again",
+        "if s1 died now: s2 would merge at most 10 events again from the parts",
     ]
 
 
