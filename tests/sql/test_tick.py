@@ -39,6 +39,20 @@ def test_a_tick_is_due_after_enough_time(db: Database) -> None:
     assert made(db) == []
 
 
+def test_after_a_pause_two_ticks_may_follow_each_other(db: Database) -> None:
+    """The tick before the last is older than twice the lag: one is in reserve, and no more than one."""
+    db.tick()
+    db.insert(1)
+    assert made(db) == []
+    aged = "update cascade_internal.tick_1_0 set time = time - %s::interval where prev_tick is null returning 1"
+    assert db.rows(aged, "119 minutes") == [(1,)]
+    assert made(db) == []
+    assert db.rows(aged, "1 minute") == [(1,)]
+    assert made(db) == [("q", 1)]
+    db.insert(2)
+    assert made(db) == []
+
+
 def test_an_idle_queue_has_a_heartbeat(db: Database) -> None:
     db.rows('select cascade.alter_queue(\'q\', \'{"tick_max_lag": "0", "tick_idle": "0"}\')')
     assert made(db) == [("q", 0)]

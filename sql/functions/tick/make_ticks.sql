@@ -1,7 +1,9 @@
 -- cascade.make_ticks() makes the ticks that are due and returns them.  A queue's tick is due
 -- when events wait and tick_max_events came in or tick_max_lag has passed since the last one
 -- (so an event after a pause is ticked at once, and none waits longer than tick_max_lag);
--- or, without events, when tick_idle has passed.  Looking costs no transaction id.
+-- or, without events, when tick_idle has passed.  A tick that came after a pause leaves one in reserve: two
+-- may follow each other at once, and yet there are no more of them than one in tick_max_lag.
+-- Looking costs no transaction id.
 create or replace function cascade.make_ticks()
 returns table (queue text, tick_id bigint, events bigint)
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -19,7 +21,8 @@ begin
         -- A tick from the future means that the clock of this machine was set back.
         continue when v_age between interval '0' and v_queue.tick_max_lag
                       and coalesce(pg_sequence_last_value(format('cascade_internal.event_id_%s', v_queue.queue_id)::regclass), 0)
-                          - v_last.event_seq < v_queue.tick_max_events;
+                          - v_last.event_seq < v_queue.tick_max_events
+                      and not cascade_internal.has_reserve(v_queue, v_last);
         continue when v_age between interval '0' and v_queue.tick_idle
                       and not cascade_internal.has_pending(v_queue, v_last);
         -- The reign may have been handed over since the list was read.
@@ -40,6 +43,18 @@ begin
 end
 $$;
 comment on function cascade.make_ticks() is 'Makes the ticks that are due.';
+
+-- Whether the tick before the last one came so long ago that another one is due, in spite of the last.
+create or replace function cascade_internal.has_reserve(queue cascade_internal.queue, last cascade_internal.tick)
+returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return coalesce(clock_timestamp() - (cascade_internal.find_tick((has_reserve.queue).queue_id, (has_reserve.queue).slots,
+                                                                    (has_reserve.last).prev_tick))."time" > 2 * (has_reserve.queue).tick_max_lag, false);
+end
+$$;
+comment on function cascade_internal.has_reserve(cascade_internal.queue, cascade_internal.tick) is 'Whether the queue may have a tick right after its last one.';
 
 -- Whether a committed event waits for a tick.  Sequences cannot tell: a transaction may take
 -- its ids before a tick and commit after it.  Transactions open now are left out by ranges, so
