@@ -1,18 +1,23 @@
 """The behaviour table of the cascade, as a table: which services a node of each role runs.
 
-|                                | root | branch | leaf |
-|--------------------------------|------|--------|------|
-| read from queue                |      |  yes   | yes  |
-| copy events to queue           |      |  yes   |      |
-| process events                 |      |  yes   | yes  |
-| send global watermark to queue | yes  |        |      |
-| send local watermark upwards   |      |  yes   | yes  |
-| ask whether its term is over   | yes  |        |      |
-| take the reign when offered    |      |  yes   |      |
+|                                | root | branch | leaf | c-root | c-branch | m-leaf at c-root | m-leaf at c-branch |
+|--------------------------------|------|--------|------|--------|----------|------------------|--------------------|
+| read from queue                |      |  yes   | yes  |        |   yes    |       yes        |        yes         |
+| copy events to queue           |      |  yes   |      |        |   yes    |       yes        |                    |
+| process events                 |      |  yes   | yes  |        |   yes    |                  |                    |
+| send tick id to queue          |      |        |      |        |          |       yes        |                    |
+| send global watermark to queue | yes  |        |      |  yes   |          |                  |                    |
+| send local watermark upwards   |      |  yes   | yes  |        |   yes    |       yes        |        yes         |
+| wait behind the combined set   |      |        |      |        |          |                  |        yes         |
+| ask whether its term is over   | yes  |        |      |  yes   |          |                  |                    |
 
-Every node runs the heir, which also reports what the node had beyond a fork: a root may have lost something before it
-was one.  Ticks and rotation are made for every queue of a database at once, by its ticker and rotator; on a copy the
-ticker has nothing to do.
+c- is combined-, m- is merge-.  A merge-leaf reads the queue of its part and copies into the combined one.  In which of
+the last two columns it is, is not a matter of its role: it asks its database, with every turn, whether the combined
+set has its root there (see merge.py).
+
+Every node runs the heir, which takes the reign when a branch is offered it, and reports what the node had beyond a
+fork: a root may have lost something before it was one.  Ticks and rotation are made for every queue of a database at
+once, by its ticker and rotator; on a copy the ticker has nothing to do.
 """
 
 from __future__ import annotations
