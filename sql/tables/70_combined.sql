@@ -20,11 +20,14 @@ create table if not exists cascade_internal.merged_already (
     queue_id  integer not null,
     part      text not null,
     origin    text not null,
-    origin_id bigint not null,
+    first_id  bigint not null,
+    last_id   bigint not null,
     fork_uid  uuid not null,
-    constraint merged_already_pkey primary key (queue_id, part, origin, origin_id, fork_uid),
+    constraint merged_already_pkey primary key (queue_id, part, origin, first_id, fork_uid),
+    constraint merged_already_range_check check (first_id <= last_id),
     constraint merged_already_queue_fkey foreign key (queue_id)
         references cascade_internal.queue on delete cascade
 );
 comment on table cascade_internal.merged_already is 'Events that a combined queue has although its part lost them: they are skipped if they come again.';
+comment on column cascade_internal.merged_already.first_id is 'A range of ids: every merge looks at all of them, so a large loss must not be many rows.';
 comment on column cascade_internal.merged_already.fork_uid is 'The control event that said so.';

@@ -59,7 +59,8 @@ def republish(node: Node, root: Node) -> list[int]:
 def phantoms(carrier: Node, part: str = "a") -> list[tuple[str, int]]:
     """Return what a carrier knows to be merged although its part has lost it."""
     query = (
-        "select origin, origin_id from cascade_internal.merged_already where queue_id = %s and part = %s order by 1, 2"
+        "select origin, i from cascade_internal.merged_already, generate_series(first_id, last_id) as i"
+        " where queue_id = %s and part = %s order by 1, 2"
     )
     return list(dict.fromkeys(carrier.rows(query, carrier.queue_id, part)))
 
@@ -156,6 +157,21 @@ def test_a_fork_in_the_middle_of_a_range_keeps_what_came_before(merging: Merging
     merging.flow()
     assert sorted(map(str, numbers(merging["s2"]))) == sorted(map(str, numbers(a2)))
     once(merging["s2"])
+
+
+def test_a_large_loss_is_kept_as_ranges(merging: Merging) -> None:
+    """Every later merge of the part looks at all of them: they must not be a row for each event."""
+    a1, a2, leaf = picture(merging)
+    a1.main.execute("insert into queue.a (payload) select to_json(i) from generate_series(1, 3000) as i")
+    a1.tick()
+    leaf.merge()
+    fail_over(a2)
+    turn_to(leaf, a2)
+    merging.copy()
+    for carrier in (merging["s1"], merging["s2"]):
+        assert carrier.value("select count(*) from cascade_internal.merged_already") == 1
+        assert carrier.value("select merged_already from cascade.parts where part = 'a'") == 3000
+        assert len(phantoms(carrier)) == 3000
 
 
 def test_a_fork_beyond_which_nothing_was_merged_is_no_fork_of_s(merging: Merging) -> None:

@@ -370,7 +370,9 @@ begin
             select v_queue.name, c.part, n.node, c.set_uid,
                    case when n.node is null then 'none' when (select o.role from cascade_internal.node as o where o.queue_id = v_queue.queue_id) = 'root' then 'copying' else 'tracking' end,
                    n.provider, (c.mark->>'tick_id')::bigint, (c.mark->>'time')::timestamptz, (c.mark->>'total')::bigint, n.answer, n.answer_detail,
-                   (select count(*) from cascade_internal.merged_already as m where m.queue_id = v_queue.queue_id and m.part = c.part)
+                   -- A range may be named by several forks.
+                   (select coalesce(sum(upper(i) - lower(i)), 0)::bigint
+                      from jsonb_each_text(cascade_internal.merged_ranges(v_queue, c.part)) as r cross join lateral unnest(r.value::int8multirange) as i)
               from cascade_internal.current_marks(v_queue) as c
              cross join lateral cascade_internal.merge_leaf(v_queue, c.part) as n
              order by c.part;

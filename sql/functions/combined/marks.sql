@@ -214,10 +214,9 @@ create or replace function cascade_internal.learn_merged(queue cascade_internal.
 returns void
 language sql volatile set search_path = pg_catalog, pg_temp
 as $$
-    insert into cascade_internal.merged_already (queue_id, part, origin, origin_id, fork_uid)
-    select (learn_merged.queue).queue_id, learn_merged.mark->>'part', r->>0, i, (learn_merged.mark->>'uid')::uuid
+    insert into cascade_internal.merged_already (queue_id, part, origin, first_id, last_id, fork_uid)
+    select (learn_merged.queue).queue_id, learn_merged.mark->>'part', r->>0, (r->>1)::bigint, (r->>2)::bigint, (learn_merged.mark->>'uid')::uuid
       from jsonb_array_elements(learn_merged.mark->'merged') as r
-     cross join lateral generate_series((r->>1)::bigint, (r->>2)::bigint) as i
     on conflict on constraint merged_already_pkey do nothing
 $$;
 comment on function cascade_internal.learn_merged(cascade_internal.queue, jsonb) is 'Learns what a part has lost and the combined queue has.';

@@ -68,7 +68,7 @@ returns jsonb
 language sql stable set search_path = pg_catalog, pg_temp
 as $$
     select jsonb_object_agg(r.origin, r.ids::text)
-      from (select m.origin, range_agg(int8range(m.origin_id, m.origin_id, '[]')) as ids
+      from (select m.origin, range_agg(int8range(m.first_id, m.last_id, '[]')) as ids
               from cascade_internal.merged_already as m
              where m.queue_id = (merged_ranges.queue).queue_id and m.part = merged_ranges.part
              group by m.origin) as r
