@@ -197,3 +197,19 @@ def test_marks_at_an_old_tick_are_those_of_that_time(merging: Merging) -> None:
     assert is_prefix(s3, a1) == 1
     s3.catch_up()
     assert is_prefix(s3, a1) > 4 and same(s3, s1)
+
+
+def test_a_branch_finds_the_newest_marks_without_reading_the_others(merging: Merging) -> None:
+    """It has no merge-leaf to ask, and is asked at every switch of generations and by every status."""
+    merging.build("a", carriers=3)
+    for number in range(40):
+        merging.root("a").insert(number)
+        merging.merge("a")
+    merging.copy()
+    s3 = merging["s3"]
+    assert len(marks(s3, "a")) > 40
+    read = "select sum(idx_tup_fetch) + sum(seq_tup_read) from pg_stat_xact_user_tables where relname like 'event\\_%%'"
+    with s3.main.transaction():
+        before = s3.value(read)
+        assert s3.value("select tick_id from cascade.parts") == merging.root("a").position()
+        assert s3.value(read) - before < 10
