@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
+from tests.fixtures.expect import refused
 from tests.fixtures.failover import fail_over, resurrect, stand_down
 from tests.fixtures.merging import Event, Leaf, Merging, complete, held, is_prefix, marks, merged, numbers
 from tests.fixtures.nodes import Node
@@ -231,6 +232,55 @@ def test_a_part_that_forks_twice(merging: Merging) -> None:
         assert numbers(carrier) == ["first", "lost 1", "kept", "lost 2", "after"]
         assert len(phantoms(carrier)) == 2
     assert sorted(held(a3)) == sorted(merged(merging["s1"], "a"))
+
+
+def test_a_fork_in_a_range_of_which_something_was_left_out(merging: Merging) -> None:
+    """What was skipped is no row of s: whoever counts it takes what was lost for kept."""
+    a1, a2, leaf = picture(merging)
+    a3 = merging.add("a3", a2)
+    ahead(a1, leaf, "lost 1")
+    fail_over(a2)
+    turn_to(leaf, a2)
+    stand_down(a1, a2)
+    resurrect(a1, a2)
+    republish(a1, a2)
+    a2.insert("kept")
+    a2.tick()
+    a3.join()
+    a3.catch_up()
+    ahead(a2, leaf, "lost 2")
+    assert marks(merging["s1"], "a")[-1]["skipped"] == [1]
+    fail_over(a3)
+    leaf.ask()
+    done = turn_to(leaf, a3)
+    assert done is not None and done["events"] == 1
+    stand_down(a2, a3)
+    resurrect(a2, a3)
+    republish(a2, a3)
+    a3.insert("after")
+    a3.tick()
+    leaf.merge()
+    merging["s1"].tick()
+    assert numbers(merging["s1"]) == ["first", "lost 1", "kept", "lost 2", "after"]
+    once(merging["s1"])
+
+
+@WAYS
+def test_what_was_fetched_beyond_a_fork_does_not_land_after_it(merging: Merging, small_bytes: int) -> None:
+    """Provider and position are what they were; a second daemon still has in hand what the part lost."""
+    merging.small_bytes = small_bytes
+    a1, _a2, leaf = picture(merging)
+    fork = leaf.describe()["tick"]
+    a1.insert("lost")
+    a1.tick()
+    fetched = leaf.fetch()
+    assert fetched is not None
+    leaf.catch_up()
+    assert leaf.value("select cascade.reset_leaf('a', %s)", Jsonb(fork))["events"] == 1
+    assert leaf.position() == fetched.after[0]
+    with refused("QC209", "has moved on"):
+        leaf.store(fetched, check=False)
+    assert numbers(merging["s1"]) == ["first", "lost"]
 
 
 def test_a_second_fork_below_the_first(merging: Merging) -> None:
