@@ -109,6 +109,26 @@ def test_without_the_tracker_the_part_would_let_it_go(merging: Merging) -> None:
     assert tracker.join()["answer"] == "expired"
 
 
+def test_a_tracker_that_was_expired_goes_on_once_the_log_has_moved_it(merging: Merging) -> None:
+    """The answer was about where it stood; what the part has let go is in s by now, and needed no more."""
+    merging.build("a", carriers=2)
+    a1, s2, tracker = merging.root("a"), merging["s2"], merging.tracker("a")
+    for number in range(3):
+        a1.insert(number)
+        merging.merge("a")
+    a1.value("select cascade.mark_dead('a', 's2')")
+    away(a1, merging.tracker("a", "s1"))
+    a1.value("select cascade.add_member('a', 's2', 'merge-leaf', '{}', true, 's')")
+    assert tracker.ask() == "expired" == tracker.state("answer")
+    merging.copy()
+    assert tracker.state("answer") is None
+    assert tracker.ask() == "on path"
+    fail_over(s2)
+    a1.insert(3)
+    merging.merge("a", "s2")
+    assert numbers(s2) == [0, 1, 2, 3]
+
+
 def test_the_part_lets_go_once_the_tracker_has_told(merging: Merging) -> None:
     merging.build("a", carriers=2)
     a1 = merging.root("a")

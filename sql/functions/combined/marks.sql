@@ -183,6 +183,10 @@ begin
         -- What was fetched from beyond must not land.
         update cascade_internal.node as n set generation = n.generation + 1, answer = null, answer_detail = null, answered_at = null where n.queue_id = v_home.queue_id;
         perform pg_notify('cascade_node', v_home.name);
+    elsif v_leaf.answer in ('expired', 'diverged') then
+        -- That was said of where it stood; it asks again.
+        update cascade_internal.node as n set answer = null, answer_detail = null, answered_at = null where n.queue_id = v_home.queue_id;
+        perform pg_notify('cascade_node', v_home.name);
     end if;
     v_tick.gen := cascade_internal.current_gen(v_home.queue_id, v_home.slots);
     v_tick.gen_low := v_tick.gen;
