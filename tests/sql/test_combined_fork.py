@@ -265,6 +265,31 @@ def test_a_fork_in_a_range_of_which_something_was_left_out(merging: Merging) -> 
     once(merging["s1"])
 
 
+def test_a_fork_that_is_lost_with_the_combined_root_is_forgotten_there(merging: Merging) -> None:
+    """What its tail had of the part is gone from s as well: put back into the part, it must be merged."""
+    a1, a2, leaf = picture(merging)
+    s1, s2 = merging["s1"], merging["s2"]
+    ahead(a1, leaf, "lost")
+    fail_over(a2)
+    turn_to(leaf, a2)
+    s1.tick()
+    assert len(phantoms(s1)) == 1
+    fail_over(s2)
+    stand_down(s1, s2)
+    resurrect(s1, s2)
+    assert phantoms(s1) == [] == phantoms(s2)
+    s1.join()
+    s1.catch_up()
+    fail_over(s1)
+    stand_down(a1, a2)
+    resurrect(a1, a2)
+    republish(a1, a2)
+    merging.merge("a")
+    s1.tick()
+    assert numbers(s1) == ["first", "lost"]
+    assert sorted(held(a2)) == sorted(merged(s1, "a"))
+
+
 @WAYS
 def test_what_was_fetched_beyond_a_fork_does_not_land_after_it(merging: Merging, small_bytes: int) -> None:
     """Provider and position are what they were; a second daemon still has in hand what the part lost."""
