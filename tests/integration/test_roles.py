@@ -2,7 +2,7 @@
 
     a1 root ──> a2 branch            s1 combined-root ──> s2 combined-branch
      ├──> a3 leaf                     ^ merge-leaf of a      ^ merge-leaf of a
-     └──────────────────────────────> ┘ ───────────────────> ┘
+     └──────────────────────────────> ┘      a2 ────────────> ┘
 
 Everybody has something to do: a has more than anybody else, and s more than its branch.
 """
@@ -84,11 +84,14 @@ def merging(backends: Callable[..., Backend]) -> Iterator[Merging]:
 def prepare(merging: Merging) -> None:
     """Make the picture, with something to do for everybody."""
     a1 = merging.build("a", carriers=2).root("a")
-    merging.add("a2", a1)
+    a2 = merging.add("a2", a1)
     leaf = merging.seat("a", "a3", "a3", a1)
     merging.enroll(leaf, "leaf", None)
     a1.insert(1, 2, 3)
     merging.flow()
+    # It asks a2, and tells a1: joining says where it stands as well.
+    merging.tracker("a").ask()
+    merging.tracker("a").switch(a2)
     a1.insert(4, 5)
     a1.tick()
     merging.tracker("a", "s1").merge()
@@ -116,7 +119,7 @@ class Watched:
     def look(self) -> dict[str, Any]:
         """Return all that the rows of the table are about, as it is in the databases."""
         node, root = self.node, self.root
-        query = "select heard_at from cascade_internal.told where queue_id = %s and node = %s"
+        heard = "select heard_at from cascade_internal.told where queue_id = %s and node = %s and tick_id >= %s"
         queues = [row[0] for row in node.rows("select name from cascade_internal.queue")]
         held = "select count(*) from {} where origin is distinct from '.cascade'"
         return {
@@ -126,14 +129,14 @@ class Watched:
             "process events": self.processed,
             "send tick id to queue": len(marks(self.merging["s1"], "a")),
             "send global watermark to queue": root.controls("global-watermark"),
-            "send local watermark upwards": root.value(query, root.queue_id, node.node),
+            "send local watermark upwards": root.value(heard, root.queue_id, node.node, node.position()),
             "tick": node.position(),
         }
 
     def done(self) -> dict[str, bool]:
         """Return which rows of the table are true of it."""
         now = self.look()
-        done = {what: now[what] != was for what, was in self.before.items() if what != "tick"}
+        done = {what: now[what] not in (None, was) for what, was in self.before.items() if what != "tick"}
         is_behind = now["tick"] < self.root.position()
         done["wait behind the combined set"] = self.node is not self.root and is_behind
         done["ask whether its term is over"] = any(isinstance(service, Sentinel) for service in self.services)
@@ -192,7 +195,8 @@ async def test_a_merge_leaf_moves_from_one_column_to_the_other_with_the_root(mer
             group.create_task(service.run(stop), name=service.name)
         await until(lambda: watched.done() == cells()["m-leaf at c-branch"])
         assert watched.done()["wait behind the combined set"]
-        merging["s2"].catch_up()
+        for name in ("s2", "a2"):
+            merging[name].catch_up()
         fail_over(merging["s2"])
         await until(lambda: not watched.done()["wait behind the combined set"])
         stop.set()
