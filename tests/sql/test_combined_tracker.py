@@ -129,6 +129,37 @@ def test_a_tracker_that_was_expired_goes_on_once_the_log_has_moved_it(merging: M
     assert numbers(s2) == [0, 1, 2, 3]
 
 
+def test_a_part_that_has_let_go_is_merged_from_a_carrier_that_has_not(merging: Merging) -> None:
+    """Nobody held the part for s; the merge-leaf stops with a name for it, skips nothing, and goes on elsewhere."""
+    merging.build("a", carriers=2)
+    a1, leaf = merging.root("a"), merging.tracker("a", "s1")
+    a2 = merging.add("a2", a1)
+    merging.flow()
+    for name in ("s1", "s2"):
+        a1.value("select cascade.mark_dead('a', %s)", name)
+    for number in range(6):
+        a1.insert(number)
+        a1.tick()
+        a2.catch_up()
+        a2.tell()
+        a1.advance()
+        a1.rotate("a")
+    assert 0 not in numbers(a1) and 0 in numbers(a2)
+    for name in ("s1", "s2"):
+        a1.value("select cascade.add_member('a', %s, 'merge-leaf', '{}', true, 's')", name)
+    a1.tick()
+    a2.catch_up()
+    before = leaf.position()
+    assert leaf.join()["answer"] == "expired" == leaf.state("answer")
+    with refused("QC709"):
+        leaf.catch_up()
+    assert leaf.position() == before
+    leaf.switch(a2)
+    leaf.merge()
+    merging["s1"].tick()
+    assert numbers(merging["s1"]) == [*range(6)]
+
+
 def test_the_part_lets_go_once_the_tracker_has_told(merging: Merging) -> None:
     merging.build("a", carriers=2)
     a1 = merging.root("a")
