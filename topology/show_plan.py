@@ -48,6 +48,8 @@ def cost_lines(plan: Plan) -> Iterator[str]:
         yield f"writers wait: since the root was lost, until {plan.root} is promoted"
     if plan.loss is not None:
         yield from loss_lines(plan.loss)
+        if plan.document.get("combines") and not plan.loss.is_closed:
+            yield "  its events are those of its parts, which keep them: they are merged again, under other ids"
 
 
 def loss_lines(loss: Loss) -> Iterator[str]:

@@ -380,6 +380,9 @@ def test_the_combined_failover_copies_from_whoever_is_further_and_follows() -> N
     plan = plan_for(wanted, "s", world)
     assert plan.refusals == () and plan.loss is not None and plan.loss.fork == 107
     assert names(plan)[:4] == ["CatchUp s2", "OpenBallots s2", "Promote s2", "CloseBallots s2"]
+    said = plan_text(plan, wanted.sets["s"], world.observed("s"))
+    assert "loss: what the old root took after tick 107" in said
+    assert "its events are those of its parts, which keep them: they are merged again, under other ids" in said
     carry_out(plan, world)
     world = world.copy(silent=frozenset())
     assert names(plan_for(wanted, "s", world)) == ["Resurrect s1"]
