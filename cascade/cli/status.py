@@ -198,9 +198,8 @@ def if_it_died(ahead: Outlook) -> dict[str, Any]:
 def foresee(ahead: Outlook, root: str = "the root") -> str:
     """Say what a root's death would cost, or does."""
     if ahead.is_lost:
-        best = (
-            "no branch answers" if ahead.heir is None else f"{ahead.heir} has come furthest, to tick {ahead.heir_tick}"
-        )
+        # Another carrier may have come further, and be no combined-failover.
+        best = "no branch answers" if ahead.heir is None else f"{ahead.heir} can follow it, from tick {ahead.heir_tick}"
         return f"the root {ahead.root} is lost: {best}; cascade failover {ahead.set} --dead {ahead.root} --dry-run"
     if ahead.events is None or ahead.seconds is None:
         return f"if {root} died now: no branch that answers could follow it"

@@ -201,7 +201,7 @@ def test_a_combined_root_that_does_not_answer_is_said_once_of_all_its_nodes() ->
     drawn = shown(answers)
     assert sum("connection refused" in line for line in drawn) == 1
     assert "  ✗ a/s1, b/s1, s/s1: connection refused" in drawn
-    assert any(line.startswith("the root s1 is lost: s2 has come furthest") for line in drawn)
+    assert any(line.startswith("the root s1 is lost: s2 can follow it") for line in drawn)
     assert "╌╌┐" in drawn[2] and "! silent" in drawn[2] and "✗ silent" in drawn[7]
     assert "  · s/s2, s/s3: the root does not answer: its lag is not known" in drawn
 
@@ -251,7 +251,7 @@ def test_a_set_whose_root_nobody_knows_is_drawn_without_one() -> None:
     answers["s3"] = replace(answers["s3"], nodes={"s": row("s", "s3", "branch", "s2", later, root="s2")})
     drawn = shown(answers)
     assert not any("┐" in line for line in drawn)
-    assert any(line.startswith("the root s2 is lost: s1 has come furthest") for line in drawn)
+    assert any(line.startswith("the root s2 is lost: s1 can follow it") for line in drawn)
 
 
 def test_a_part_in_a_later_term_has_a_lag_that_nobody_knows() -> None:
