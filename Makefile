@@ -36,7 +36,7 @@ $(VENV)/.run: pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	@$(INSTALL) -e '.[embedded,uvloop,test,lint]'
+	@$(INSTALL) -e '.[embedded,uvloop,spark,test,lint]'
 	@touch $@
 
 demo: $(VENV)/.run ## Four databases, one queue, live
@@ -61,7 +61,7 @@ soak: $(VENV)/.dev ## The long fault runs
 	@$(BIN)/python -m pytest -m soak --timeout 3600 $(TEST_ARGS)
 
 $(VENV)/.bench: $(VENV)/.dev
-	@$(INSTALL) -e '.[embedded,uvloop,test,lint,bench]'
+	@$(INSTALL) -e '.[embedded,uvloop,spark,test,lint,bench]'
 	@touch $@
 
 bench: $(VENV)/.bench ## Ratios; see docs/benchmarks.md

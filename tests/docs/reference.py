@@ -79,6 +79,15 @@ FUNCTIONS: list[tuple[str, str, dict[str, str]]] = [
         },
     ),
     (
+        "Ranges of ticks",
+        "Operators and members of `cascade_node`. For readers that keep their own place, as Spark does.",
+        {
+            "find_tick": "Returns the same, but `latest` the newest tick there is now.",
+            "range_ticks": "Returns the same while the range is held.",
+            "range_query": "Returns the same while the range is held: so a reader learns that nothing went meanwhile.",
+        },
+    ),
+    (
         "Sets and members",
         "The owner of the schema and members of `cascade_admin`; `add_member` also members of `cascade_node`.",
         {

@@ -148,6 +148,9 @@ CALLS = {
     "refuse_consumer": "cascade.refuse_consumer('{q}', 'c', 'mine', gen_random_uuid())",
     "finish_move": "cascade.finish_move('{q}', 'c', gen_random_uuid())",
     "cancel_move": "cascade.cancel_move('{q}', 'c', gen_random_uuid())",
+    "find_tick": "cascade.find_tick('{q}', 'earliest')",
+    "range_ticks": "cascade.range_ticks('{q}', 1, 1)",
+    "range_query": "cascade.range_query('{q}', 1, 1)",
 }
 #: What one daemon asks of another's database; creating and ending members is for operators.
 NODE = {
@@ -159,7 +162,7 @@ NODE = {
     "next_term_number", "renew_term", "promote", "demote", "quarantine_keys", "find_logged", "note_duplicates",
     "certificate_report", "amend_certificate", "move_consumer", "accept_consumer", "refuse_consumer", "finish_move",
     "cancel_move", "create_merge_leaf", "describe_merge", "begin_merge", "finish_merge", "store_merge", "tell_merge",
-    "own_fork", "note_tracker", "reset_leaf",
+    "own_fork", "note_tracker", "reset_leaf", "find_tick", "range_ticks", "range_query",
 }  # fmt: skip
 PRODUCER = {"post", "post_many", "reserve_id", "payload_limit"}
 CONSUMER = {

@@ -15,7 +15,7 @@ TOP = Path(__file__).parents[2]
 ALLOWED = {
     "cli": {"node", "spark", "client", "topology", "sql", "db", "dev"},
     "node": {"client", "topology", "sql", "db"},
-    "spark": {"client", "db"},
+    "spark": {"client", "db", "topology"},
     "client": {"db"},
     "dev": set(),
     "topology": set(),

@@ -94,7 +94,10 @@ as $$
            'cascade.find_logged(text, jsonb),'
            'cascade.note_duplicates(text, jsonb),'
            'cascade.certificate_report(text, uuid),'
-           'cascade.amend_certificate(text, uuid, jsonb)'
+           'cascade.amend_certificate(text, uuid, jsonb),'
+           'cascade.find_tick(text, text),'
+           'cascade.range_ticks(text, bigint, bigint),'
+           'cascade.range_query(text, bigint, bigint)'
 $$;
 comment on function cascade_internal.node_functions() is 'The functions granted to node daemons.';
 

@@ -1,0 +1,133 @@
+"""Start Spark so that it just works: Java found, this Python used, loopback only, quiet, the data source known."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import cascade
+from cascade.errors import ConfigError
+from cascade.spark import java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: The builder's own type, though all of ours are text.
+Settings = dict[str, bool | float | int | str | None]
+
+#: What a session has unless the caller, or the cluster's spark-defaults.conf, says otherwise.
+USUAL: Settings = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Off in Spark, for sources that push nothing; ours lets the database choose rows by type, key, time and tick.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    # A dsn may hold a password: plans and the event log do not show it.
+    "spark.sql.redaction.options.regex": "(?i)url|dsn",
+}
+LOCAL: Settings = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+LOG4J = """
+rootLogger.level = {level}
+rootLogger.appenderRef.out.ref = out
+appender.out.type = {kind}
+appender.out.name = out
+{target}
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
+# A level that differs from the root's is announced on stderr at every start.
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = {level}
+"""
+
+
+def session(
+    app: str = "cascade",
+    master: str = "local[*]",
+    conf: Mapping[str, str] | None = None,
+    remote: str | None = None,
+    *,
+    log: str | Path | None = None,
+) -> SparkSession:
+    """Return a session with the data source `cascade`; one that is running is used as it is.
+
+    `master` is any of Spark's; for a cluster this package is sent to the executors, which need the other packages
+    of the extra.  `remote` is the address of a Spark Connect server, sc://host:port, and needs no Java here.  `conf`
+    wins over everything.  Spark's own log shows errors only, on stderr; with `log` it goes to that
+    file, warnings too.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise ConfigError("Spark is not installed", hint="pip install 'cascade-queue[spark]'.") from error
+    if remote is not None:
+        shared = _shared() | dict(conf or {})
+        found = SparkSession.builder.appName(app).remote(remote).config(map=shared).getOrCreate()
+        found.addArtifacts(str(package()), pyfile=True)
+    else:
+        is_local = master.startswith("local")
+        _prepare_environment(is_local=is_local)
+        settings = USUAL | (LOCAL if is_local else {}) | _logging(log) | dict(conf or {})
+        found = SparkSession.builder.appName(app).master(master).config(map=settings).getOrCreate()
+        if not is_local:
+            found.sparkContext.addPyFile(str(package()))
+    register(found)
+    return found
+
+
+def register(spark: SparkSession) -> None:
+    """Make the data source known to a session of your own."""
+    from cascade.spark.source import CascadeSource
+
+    spark.dataSource.register(CascadeSource)
+
+
+def package() -> Path:
+    """Return this package as a zip file, to be sent to executors; it is removed when the program ends."""
+    folder = tempfile.TemporaryDirectory(prefix="cascade-")
+    _KEPT.append(folder)
+    top, made = Path(cascade.__file__).parent, Path(folder.name, "cascade.zip")
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for where, folders, files in os.walk(top, followlinks=True):
+            folders[:] = [name for name in folders if name != "__pycache__"]
+            for name in files:
+                path = Path(where, name)
+                archive.write(path, Path("cascade", path.relative_to(top)))
+    return made
+
+
+#: Directories that live as long as the program.
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def _shared() -> Settings:
+    """Return the settings that a Connect client may make: those of queries."""
+    return {name: value for name, value in USUAL.items() if name.startswith("spark.sql.")}
+
+
+def _prepare_environment(*, is_local: bool) -> None:
+    """Set what Spark reads from the environment when its JVM starts, unless it is set."""
+    os.environ["JAVA_HOME"] = str(java.home())
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if is_local:
+        # Workers would otherwise be whatever `python3` is first on the PATH.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def _logging(log: str | Path | None) -> Settings:
+    """Return the settings that keep Spark's log quiet, or in a file."""
+    folder = tempfile.TemporaryDirectory(prefix="cascade-")
+    _KEPT.append(folder)
+    path = Path(folder.name, "log4j2.properties")
+    if log is None:
+        text = LOG4J.format(level="error", kind="Console", target="appender.out.target = SYSTEM_ERR")
+    else:
+        text = LOG4J.format(level="warn", kind="File", target=f"appender.out.fileName = {Path(log).absolute()}")
+    path.write_text(text)
+    return {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{path}"}
