@@ -197,6 +197,18 @@ FUNCTIONS: list[tuple[str, str, dict[str, str]]] = [
         },
     ),
     (
+        "Comparing copies",
+        "Operators and members of `cascade_node`. `cascade spark reconcile` and `cascade repair` call these.",
+        {
+            "measure_log": "Returns what is so now.",
+            "digest_spans": "Returns the same as long as the events are held.",
+            "digest_ticks": "Returns the same as long as the events are held.",
+            "digest_events": "Returns the same as long as the events are held.",
+            "read_log": "Returns the same as long as the events are held.",
+            "read_ticks": "Returns the same as long as the ticks are held.",
+        },
+    ),
+    (
         "Access",
         "Operators: the owner of the schema and members of `cascade_admin`.",
         {

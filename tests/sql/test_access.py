@@ -148,6 +148,12 @@ CALLS = {
     "refuse_consumer": "cascade.refuse_consumer('{q}', 'c', 'mine', gen_random_uuid())",
     "finish_move": "cascade.finish_move('{q}', 'c', gen_random_uuid())",
     "cancel_move": "cascade.cancel_move('{q}', 'c', gen_random_uuid())",
+    "measure_log": "cascade.measure_log('{q}')",
+    "digest_spans": "cascade.digest_spans('{q}', '{{1,2}}')",
+    "digest_ticks": "cascade.digest_ticks('{q}', 1, 2)",
+    "digest_events": "cascade.digest_events('{q}', 1, 2)",
+    "read_log": "cascade.read_log('{q}', 1, 2)",
+    "read_ticks": "cascade.read_ticks('{q}', 1, 2)",
     "find_tick": "cascade.find_tick('{q}', 'earliest')",
     "range_ticks": "cascade.range_ticks('{q}', 1, 1)",
     "range_query": "cascade.range_query('{q}', 1, 1)",
@@ -162,6 +168,7 @@ NODE = {
     "next_term_number", "renew_term", "promote", "demote", "quarantine_keys", "find_logged", "note_duplicates",
     "certificate_report", "amend_certificate", "move_consumer", "accept_consumer", "refuse_consumer", "finish_move",
     "cancel_move", "create_merge_leaf", "describe_merge", "begin_merge", "finish_merge", "store_merge", "tell_merge",
+    "measure_log", "digest_spans", "digest_ticks", "digest_events", "read_log", "read_ticks",
     "own_fork", "note_tracker", "reset_leaf", "find_tick", "range_ticks", "range_query",
 }  # fmt: skip
 PRODUCER = {"post", "post_many", "reserve_id", "payload_limit"}
