@@ -38,6 +38,7 @@ COMMANDS = {
     "resolve": "Keep one of two roots that were promoted at once.",
     "resurrect": "Bring a former root, or a carrier beyond a fork, back as a branch.",
     "set": "Queues that several databases carry.",
+    "spark": "Compare, archive and check whole queues, on Spark.",
     "status": "Show every set as a tree: roles, lag, rates, and what is wrong.",
     "switchover": "Make another node the root; nothing is lost and nothing is repeated.",
     "wait": "Wait until a node has come to a tick; exit 1 when it does not in time.",
