@@ -5,7 +5,10 @@ CascadeError
 │   ├── TopologyError
 │   ├── NameRefusedError     a queue or consumer name cannot be used           QC001
 │   ├── OptionError          an unknown option, or a value out of range        QC002
-│   └── ArgumentError        an argument is null or makes no sense             QC003
+│   ├── ArgumentError        an argument is null or makes no sense             QC003
+│   ├── PostOptionError      an option of a message makes no sense             QC230
+│   ├── DependencyError      a message would wait for one that cannot be       QC231
+│   └── SelectorError        a selector is no jsonpath                         QC232
 ├── NotFoundError          no such queue, consumer, tick, batch, node or member
 │   ├── QueueNotFoundError                                                     QC101
 │   ├── ConsumerNotFoundError                                                  QC102
@@ -123,6 +126,24 @@ class ArgumentError(ConfigError):
     """An argument is null, or makes no sense together with the others."""
 
     sqlstate = "QC003"
+
+
+class PostOptionError(ConfigError):
+    """An option of a message makes no sense; nothing was posted."""
+
+    sqlstate = "QC230"
+
+
+class DependencyError(ConfigError):
+    """A message would wait for one that cannot be: itself, or one of no queue here, or with an id never handed out."""
+
+    sqlstate = "QC231"
+
+
+class SelectorError(ConfigError):
+    """A selector is no jsonpath; the message says where it goes wrong."""
+
+    sqlstate = "QC232"
 
 
 class NotFoundError(CascadeError):

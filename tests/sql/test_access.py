@@ -42,6 +42,7 @@ def db(db: Database) -> Database:
 
 
 UID = "00000000-0000-0000-0000-000000000001"
+NO_OPTIONS = ", null" * 8
 #: Everything the interface offers, as somebody might call it.
 CALLS = {
     "post": "cascade.post('{q}', '1')",
@@ -265,7 +266,8 @@ def test_a_producer_may_post_to_its_queue_and_nothing_else(db: Database, role: s
         "select * from cascade_internal.queue",
         "select * from cascade_internal.event_1_0",
         "select cascade_internal.cut(1, false)",
-        "select cascade_internal.post('other', '1', null, null, null, null, 'cascade_test_owner')",
+        "select cascade_internal.post('other', '1', null, null, null, null, 'cascade_test_owner'"
+        ", null, null, null, null, null, null, null, null)",
         "select cascade_internal.wake('cascade_internal.register_1', 3::smallint)",
         "set role cascade_admin",
         "set session authorization cascade_test_owner",
@@ -383,8 +385,8 @@ def test_a_daemon_s_role_cannot_pass_itself_off_as_a_producer(db: Database, role
     db.admin().execute(sql.SQL("grant cascade_node to {}").format(sql.Identifier(role)))
     conn = db.connect(role)
     for call in (
-        f"cascade_internal.post('q', '1', null, null, null, null, '{OWNER}')",
-        f"cascade_internal.post_many('q', array['1']::json[], null, null, null, null, null, '{OWNER}')",
+        f"cascade_internal.post('q', '1', null, null, null, null, '{OWNER}'{NO_OPTIONS})",
+        f"cascade_internal.post_many('q', array['1']::json[], null, null, null, null, null, '{OWNER}'{NO_OPTIONS})",
         f"cascade_internal.reserve_id('q', '{OWNER}')",
         "cascade_internal.cut(1, false)",
         "cascade_internal.post_control((select q from cascade_internal.queue as q limit 1), 'x', '{}')",

@@ -6,12 +6,12 @@ create or replace function cascade_internal.producer_functions()
 returns text
 language sql immutable set search_path = pg_catalog, pg_temp
 as $$
-    select 'cascade.post(text, json, text, text, json, bigint),'
-           'cascade.post_many(text, json[], text, text, json, text[], text[]),'
+    select 'cascade.post(text, json, text, text, json, bigint, interval, timestamptz, timestamptz, integer, bigint[], jsonb, text, interval),'
+           'cascade.post_many(text, json[], text, text, json, text[], text[], interval, timestamptz, timestamptz, integer, bigint[], jsonb, text[], interval),'
            'cascade.reserve_id(text),'
            'cascade.payload_limit(text),'
-           'cascade_internal.post(text, json, text, text, json, bigint, name),'
-           'cascade_internal.post_many(text, json[], text, text, json, text[], text[], name),'
+           'cascade_internal.post(text, json, text, text, json, bigint, name, interval, timestamptz, timestamptz, integer, bigint[], jsonb, text, interval),'
+           'cascade_internal.post_many(text, json[], text, text, json, text[], text[], name, interval, timestamptz, timestamptz, integer, bigint[], jsonb, text[], interval),'
            'cascade_internal.reserve_id(text, name)'
 $$;
 comment on function cascade_internal.producer_functions() is 'The functions granted to producers.';

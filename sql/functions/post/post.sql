@@ -1,11 +1,24 @@
--- cascade.post(queue, payload, type, key, headers, id) inserts one event and returns its id.
+-- cascade.post(queue, payload, type, key, headers, id, options ...) inserts one event and returns its id.
 -- With id it uses one that cascade.reserve_id() handed out, once.
+--
+-- The options say how consumers in work mode are to get it; streams do not look at them.  They are checked
+-- here (QC230, QC231) and travel with the event, as its header "cascade.options".
+--
+--     delay        deliver it after so long; or
+--     deliver_at   not before then
+--     expires_at   never after then: an expired message is counted, and delivered to nobody
+--     priority     1 urgent, 2 high, 3 normal, 4 low
+--     after        ids of messages of this queue that the same consumer must have done before
+--     after_in     the same of other queues on the node: {"payments": [17, 18]}
+--     dedupe_key   post nothing if the queue was posted this key within dedupe_for: the first id is returned
+--     dedupe_for   how long the key is held, by default an hour
 --
 -- The outer function is parsed when it is created and runs as the caller: it tells the inner
 -- one, truthfully, who calls.  Nobody else can call the inner one, since nobody may use
 -- names of cascade_internal (docs/adr/0005).
 create or replace function cascade_internal.post(
-    queue text, payload json, type text, key text, headers json, id bigint, caller name)
+    queue text, payload json, type text, key text, headers json, id bigint, caller name, delay interval, deliver_at timestamptz,
+    expires_at timestamptz, priority integer, after bigint[], after_in jsonb, dedupe_key text, dedupe_for interval)
 returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -14,11 +27,24 @@ declare
     v_id    bigint;
     v_last  cascade_internal.tick;
     v_txid  constant bigint := txid_current() + v_queue.clock_offset;
+    v_key   text;
 begin
     perform cascade_internal.check_producer(v_queue, post.caller);
     perform cascade_internal.check_type(post.type);
+    if num_nonnulls(post.delay, post.deliver_at, post.expires_at, post.priority, post.after, post.after_in, post.dedupe_key, post.dedupe_for) > 0 then
+        post.headers := cascade_internal.add_options(post.headers, post.delay, post.deliver_at, post.expires_at, post.priority,
+                                                     post.after, post.after_in, post.dedupe_key, clock_timestamp());
+    end if;
     perform cascade_internal.check_payload(v_queue, post.payload, post.headers);
-    if post.id is null then
+    if cascade_internal.has_options(post.headers) then
+        v_key := cascade_internal.check_message_options(v_queue, post.headers, post.id);
+    end if;
+    if v_key is not null or post.dedupe_for is not null then
+        v_id := cascade_internal.post_once(v_queue, post.payload, post.type, post.key, post.headers, post.id, v_key, post.dedupe_for);
+        if v_id is distinct from post.id then
+            return v_id;
+        end if;
+    elsif post.id is null then
         execute format('insert into queue.%I (type, key, payload, headers) values ($1, $2, $3, $4) returning id', v_queue.name)
            into v_id
           using post.type, post.key, post.payload, post.headers;
@@ -43,16 +69,47 @@ begin
     return post.id;
 end
 $$;
-comment on function cascade_internal.post(text, json, text, text, json, bigint, name) is 'Inserts one event for a caller.';
+comment on function cascade_internal.post(text, json, text, text, json, bigint, name, interval, timestamptz, timestamptz, integer, bigint[], jsonb, text, interval)
+    is 'Inserts one event for a caller.';
 
 create or replace function cascade.post(
-    queue text, payload json, type text default null, key text default null, headers json default null, id bigint default null)
+    queue text, payload json, type text default null, key text default null, headers json default null, id bigint default null,
+    delay interval default null, deliver_at timestamptz default null, expires_at timestamptz default null, priority integer default null,
+    after bigint[] default null, after_in jsonb default null, dedupe_key text default null, dedupe_for interval default null)
 returns bigint
 language sql volatile
 begin atomic
-    select cascade_internal.post(post.queue, post.payload, post.type, post.key, post.headers, post.id, current_user);
+    select cascade_internal.post(post.queue, post.payload, post.type, post.key, post.headers, post.id, current_user,
+                                 post.delay, post.deliver_at, post.expires_at, post.priority, post.after, post.after_in,
+                                 post.dedupe_key, post.dedupe_for);
 end;
-comment on function cascade.post(text, json, text, text, json, bigint) is 'Inserts one event and returns its id.';
+comment on function cascade.post(text, json, text, text, json, bigint, interval, timestamptz, timestamptz, integer, bigint[], jsonb, text, interval)
+    is 'Inserts one event and returns its id.';
+
+-- Returns the id under which an event is in the queue, or is to be: another one than asked for, and than
+-- null, has been inserted, here or before.
+create or replace function cascade_internal.post_once(
+    queue cascade_internal.queue, payload json, type text, key text, headers json, id bigint, dedupe_key text, dedupe_for interval)
+returns bigint
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_id    bigint := coalesce(post_once.id, nextval(format('cascade_internal.event_id_%s', (post_once.queue).queue_id)::regclass));
+    v_first bigint;
+begin
+    -- The key of one that was posted here must not answer for a queue that takes no events any more.
+    perform cascade_internal.check_takes_inserts(post_once.queue, 'takes no inserts');
+    v_first := cascade_internal.hold_key((post_once.queue).queue_id, post_once.dedupe_key, v_id,
+                                         cascade_internal.dedupe_until(post_once.dedupe_key, post_once.dedupe_for));
+    if v_first = v_id and post_once.id is null then
+        execute format('insert into queue.%I (id, type, key, payload, headers) values ($1, $2, $3, $4, $5)', (post_once.queue).name)
+          using v_id, post_once.type, post_once.key, post_once.payload, post_once.headers;
+    end if;
+    return v_first;
+end
+$$;
+comment on function cascade_internal.post_once(cascade_internal.queue, json, text, text, json, bigint, text, interval)
+    is 'Inserts one event unless its key is held.';
 
 create or replace function cascade_internal.check_type(type text)
 returns void

@@ -11,11 +11,7 @@ declare
 begin
     perform cascade_internal.check_producer(v_queue, reserve_id.caller);
     -- An id is posted where it was reserved, so it is not handed out where nothing can be posted.
-    if v_queue.is_combined then
-        perform cascade_internal.raise_combined(v_queue, 'hands out no ids');
-    elsif v_queue.is_copy or exists (select from cascade_internal.fence as f where f.queue_id = v_queue.queue_id) then
-        perform cascade_internal.raise_is_copy(v_queue, 'hands out no ids');
-    end if;
+    perform cascade_internal.check_takes_inserts(v_queue, 'hands out no ids');
     insert into cascade_internal.reservation (queue_id, id, reserved_by)
     values (v_queue.queue_id, nextval(format('cascade_internal.event_id_%s', v_queue.queue_id)::regclass), reserve_id.caller)
     returning reservation.id into v_id;
@@ -31,3 +27,18 @@ begin atomic
     select cascade_internal.reserve_id(reserve_id.queue, current_user);
 end;
 comment on function cascade.reserve_id(text) is 'Hands out the id of an event to come.';
+
+create or replace function cascade_internal.check_takes_inserts(queue cascade_internal.queue, fact text)
+returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if (check_takes_inserts.queue).is_combined then
+        perform cascade_internal.raise_combined(check_takes_inserts.queue, check_takes_inserts.fact);
+    elsif (check_takes_inserts.queue).is_copy
+          or exists (select from cascade_internal.fence as f where f.queue_id = (check_takes_inserts.queue).queue_id) then
+        perform cascade_internal.raise_is_copy(check_takes_inserts.queue, check_takes_inserts.fact);
+    end if;
+end
+$$;
+comment on function cascade_internal.check_takes_inserts(cascade_internal.queue, text) is 'Raises QC401 or QC403 where nothing can be posted.';
