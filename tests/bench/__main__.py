@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 import click
-from rich.console import Console
 
+from cascade.cli.output import console as make_console
+from cascade.cli.output import show
 from tests.bench import (
     bulk,
     copying,
@@ -64,7 +65,7 @@ def main(
 
     Without --only, --quick or --rounds the result is written to docs/benchmarks.md.
     """
-    console = Console()
+    console = make_console()
     if listing:
         for name, module in MEASURES.items():
             console.print(f"{name:9} {module.ABOUT}", highlight=False)
@@ -95,7 +96,7 @@ def main(
         facts["Machine"]["taken by its host during the run"] = f"{share:.1f} % of the processor"
     facts["Versions"] = bench.facts | facts["Versions"]
     facts["Settings"] = {**SETTINGS, "autovacuum": "on", "PgQ's driver": driver_name()}
-    console.print(report.table(rows))
+    show(report.table(rows))
     console.print(f"{time.monotonic() - begun:.0f} s in all; PgQ in Python with {driver_name()}", highlight=False)
     if json_path:
         json_path.write_text(json.dumps(report.as_json(rows, facts), indent=2) + "\n")
