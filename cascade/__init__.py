@@ -32,19 +32,29 @@ if TYPE_CHECKING:
     from cascade.errors import CascadeError as CascadeError
     from cascade.event import Event as Event
     from cascade.event import Message as Message
+    from cascade.event import Options as Options
+    from cascade.work import Bury as Bury
+    from cascade.work import Delivery as Delivery
+    from cascade.work import Retry as Retry
+    from cascade.worker import Worker as Worker
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Batch": "cascade.consumer",
+    "Bury": "cascade.work",
     "CascadeError": "cascade.errors",
     "Client": "cascade.client",
     "Codec": "cascade.codec",
+    "Delivery": "cascade.work",
     "Event": "cascade.event",
     "JsonCodec": "cascade.codec",
     "Message": "cascade.event",
+    "Options": "cascade.event",
     "Queue": "cascade.client",
+    "Retry": "cascade.work",
     "Stream": "cascade.consumer",
+    "Worker": "cascade.worker",
     "connect": "cascade.client",
     "dataclass_codec": "cascade.codec",
 }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Generic, LiteralString, Self, TypeVar, cast
 
 import psycopg
@@ -20,9 +20,10 @@ from cascade.consumer import Batch, Stream, read_batch
 from cascade.db import PREPARE_THRESHOLD, AsyncConnection, translated
 from cascade.db import connect as open_connection
 from cascade.errors import ConfigError, FencedError, TransientError
-from cascade.event import Message
+from cascade.event import Message, Options
 from cascade.follow import FOLLOW_S, Chase, Trail, explained, parameters, unreachable
 from cascade.names import EventId, QueueName, TickId, queue_name
+from cascade.work import Work
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -185,13 +186,33 @@ class Queue(Generic[T]):
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
         id: EventId | None = None,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        priority: int | str | None = None,
+        after: Sequence[EventId] | Mapping[str, Sequence[EventId]] | None = None,
+        dedupe_key: str | None = None,
+        dedupe_for: timedelta | None = None,
     ) -> EventId:
-        """Insert one event and return its id; `id` uses one from `reserve_id`, where that was reserved."""
+        """Insert one event and return its id; `id` uses one from `reserve_id`, where that was reserved.
+
+        The options from `delay` on are for consumers in work mode; see cascade.Options.  With a `dedupe_key` that
+        was used in the last `dedupe_for`, nothing is inserted and the id is that of the first event.
+        """
+        options = Options(
+            delay=delay,
+            deliver_at=deliver_at,
+            expires_at=expires_at,
+            priority=priority,
+            after=after,
+            dedupe_key=dedupe_key,
+            dedupe_for=dedupe_for,
+        )
         message = Message(payload, type, key, headers)
-        arguments = producer.post_arguments(self.name, self._codec, message, id)
+        query, arguments = producer.post(producer.post_arguments(self.name, self._codec, message, id), options)
 
         async def send(conn: AsyncConnection) -> EventId:
-            row = await (await conn.execute(producer.POST, arguments)).fetchone()
+            row = await (await conn.execute(query, arguments)).fetchone()
             assert row is not None
             return cast(EventId, row[0])
 
@@ -228,12 +249,29 @@ class Queue(Generic[T]):
         """Make a tick now; operators only, and seldom needed: the ticker does it."""
         return cast(TickId, await self._client.call("select cascade.tick(%s)", self.name))
 
-    async def subscribe(self, consumer: str, *, at: object = "now") -> TickId:
-        """Register a consumer at now, earliest, a tick id or a time; a second call changes nothing."""
-        return cast(
-            TickId,
-            await self._client.call("select cascade.subscribe(%s, %s, %s)", self.name, consumer, str(at)),
-        )
+    async def subscribe(
+        self,
+        consumer: str,
+        *,
+        at: object = "now",
+        mode: str = "stream",
+        selector: str | None = None,
+        options: Mapping[str, object] | None = None,
+    ) -> TickId:
+        """Register a consumer at now, earliest, a tick id or a time; a second call changes nothing.
+
+        In mode `work` it takes message after message, and may have a selector (jsonpath) and options.
+        """
+        if mode == "stream" and selector is None and options is None:
+            query: LiteralString = "select cascade.subscribe(%s, %s, %s)"
+            return cast(TickId, await self._client.call(query, self.name, consumer, str(at)))
+        query = "select cascade.subscribe(%s, %s, %s, mode => %s, selector => %s, options => %s)"
+        given = Jsonb(_plain(options or {}))
+        return cast(TickId, await self._client.call(query, self.name, consumer, str(at), mode, selector, given))
+
+    def work(self, consumer: str) -> Work[T]:
+        """Return the messages as a consumer in work mode sees them: results, peeking, consuming by hand."""
+        return Work(self._client, self.name, consumer, self._codec.decode)
 
     async def unsubscribe(self, consumer: str) -> bool:
         """Forget a consumer; False when there was none."""

@@ -91,7 +91,7 @@ class DataclassCodec(Generic[T]):
         """Return an instance; fields unknown to the class are ignored, missing ones take defaults."""
         try:
             return typing.cast(T, _build(self._cls, json.loads(text)))
-        except (TypeError, ValueError, KeyError, ArithmeticError) as error:
+        except (TypeError, ValueError, KeyError, ArithmeticError, AttributeError) as error:
             raise PayloadError(f"the payload is no {self._cls.__name__}: {error}") from error
 
 
@@ -100,6 +100,19 @@ def dataclass_codec(cls: type[T]) -> DataclassCodec[T]:
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise PayloadError(f"{cls!r} is no dataclass", hint="Decorate it with @dataclass.")
     return DataclassCodec(cls)
+
+
+def typed(wanted: Any) -> Callable[[str], Any]:
+    """Return what turns JSON text into what an annotation says: a dataclass, a TypedDict, list[Order], Order | None."""
+
+    def decode(text: str) -> Any:
+        try:
+            return _build(wanted, json.loads(text))
+        except (TypeError, ValueError, KeyError, ArithmeticError, AttributeError) as error:
+            name = getattr(wanted, "__name__", str(wanted))
+            raise PayloadError(f"the payload is no {name}: {type(error).__name__}: {error}") from error
+
+    return decode
 
 
 _TO_TEXT: dict[type, Callable[[Any], str]] = {
@@ -149,6 +162,21 @@ def _build(wanted: Any, value: Any) -> Any:
         hints = typing.get_type_hints(wanted)
         known = [field.name for field in dataclasses.fields(wanted) if field.name in value]
         return wanted(**{name: _build(hints[name], value[name]) for name in known})
+    if typing.is_typeddict(wanted):
+        # Where annotations are text, __required_keys__ has seen neither Required nor NotRequired.
+        marks = {
+            key: typing.get_origin(hint) for key, hint in typing.get_type_hints(wanted, include_extras=True).items()
+        }
+        usual: frozenset[str] = wanted.__required_keys__  # type: ignore[attr-defined]
+        required = {
+            key
+            for key, mark in marks.items()
+            if mark is typing.Required or (mark is not typing.NotRequired and key in usual)
+        }
+        if missing := sorted(required - value.keys()):
+            raise KeyError(", ".join(missing))
+        hints = typing.get_type_hints(wanted)
+        return {key: _build(hints[key], item) if key in hints else item for key, item in value.items()}
     if issubclass(wanted, enum.Enum):
         return wanted(value)
     if wanted in _FROM_TEXT:

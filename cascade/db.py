@@ -71,6 +71,7 @@ class Notifications:
 
     def __init__(self, conn: AsyncConnection) -> None:
         self._conn, self._came = conn, False
+        self._waiting: asyncio.Future[None] | None = None
         conn.add_notify_handler(self._note)
 
     async def wait(self, seconds: float) -> bool:
@@ -78,15 +79,22 @@ class Notifications:
         loop, fd = asyncio.get_running_loop(), self._conn.pgconn.socket
         if not self._came:
             woken: asyncio.Future[None] = loop.create_future()
+            self._waiting = woken
             timer = loop.call_later(seconds, _wake, woken)
             loop.add_reader(fd, self._read, woken)
             try:
                 await woken
             finally:
+                self._waiting = None
                 loop.remove_reader(fd)
                 timer.cancel()
         came, self._came = self._came, False
         return came
+
+    def nudge(self) -> None:
+        """End a wait that is under way, as its time would."""
+        if self._waiting is not None:
+            _wake(self._waiting)
 
     def _note(self, _: psycopg.Notify) -> None:
         self._came = True

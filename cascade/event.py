@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from cascade.names import EventId
@@ -87,6 +87,56 @@ class Event(Generic[T]):
         return f"<Event {self.id} type={self.type!r} key={self.key!r} attempt={self.attempt}>"
 
 
+#: The part of the headers that holds the options of a message.
+OPTIONS = "cascade.options"
+PRIORITIES = {"urgent": 1, "high": 2, "normal": 3, "low": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What consumers in work mode are to do with a message; streams deliver it like any other.
+
+    `after` is ids of this queue, or ids by queue: not delivered before all of those were consumed.
+    """
+
+    delay: timedelta | None = None
+    deliver_at: datetime | None = None
+    expires_at: datetime | None = None
+    priority: int | str | None = None
+    after: Sequence[EventId] | Mapping[str, Sequence[EventId]] | None = None
+    dedupe_key: str | None = None
+    dedupe_for: timedelta | None = None
+
+    def arguments(self) -> dict[str, object]:
+        """Return the options that were given, as cascade.post() calls them."""
+        after = self.after
+        by_queue = {queue: list(ids) for queue, ids in after.items()} if isinstance(after, Mapping) else None
+        priority = PRIORITIES.get(self.priority, self.priority) if isinstance(self.priority, str) else self.priority
+        found: dict[str, object] = {
+            "delay": self.delay,
+            "deliver_at": self.deliver_at,
+            "expires_at": self.expires_at,
+            "priority": priority,
+            "after": None if after is None or isinstance(after, Mapping) else list(after),
+            "after_in": None if by_queue is None else json.dumps(by_queue),
+            "dedupe_key": self.dedupe_key,
+            "dedupe_for": self.dedupe_for,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def header(self) -> dict[str, object]:
+        """Return the options as they stand in the headers of an event, for INSERT and COPY."""
+        found = self.arguments()
+        if "after_in" in found:
+            found["after_in"] = json.loads(str(found["after_in"]))
+        for name, value in found.items():
+            if isinstance(value, datetime):
+                found[name] = value.isoformat()
+            elif isinstance(value, timedelta):
+                found[name] = f"{value.total_seconds()} seconds"
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Message(Generic[T]):
     """One event to publish."""
@@ -95,3 +145,4 @@ class Message(Generic[T]):
     type: str | None = None
     key: str | None = None
     headers: Mapping[str, Any] | None = None
+    options: Options | None = None

@@ -11,6 +11,7 @@ QueueName = NewType("QueueName", str)
 TickId = NewType("TickId", int)
 EventId = NewType("EventId", int)
 BatchId = NewType("BatchId", int)
+ClaimId = NewType("ClaimId", int)
 
 _QUEUE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,39}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, LiteralString
 from weakref import WeakKeyDictionary
 
@@ -12,13 +12,24 @@ from psycopg import sql
 
 from cascade.codec import Codec
 from cascade.errors import ArgumentError, PayloadSizeError
-from cascade.event import Message
+from cascade.event import OPTIONS, Message, Options
 from cascade.names import QueueName
 
 POST: LiteralString = (
     "select cascade.post(%(queue)s::text, %(payload)s::json, %(type)s::text, %(key)s::text,"
     " %(headers)s::json, %(id)s::bigint)"
 )
+#: Each option of a message, and its type; only those that are given are named in the call.
+OPTION_TYPES: dict[str, LiteralString] = {
+    "delay": "interval",
+    "deliver_at": "timestamptz",
+    "expires_at": "timestamptz",
+    "priority": "integer",
+    "after": "bigint[]",
+    "after_in": "jsonb",
+    "dedupe_key": "text",
+    "dedupe_for": "interval",
+}
 RESERVE: LiteralString = "select cascade.reserve_id(%s)"
 INSERT = sql.SQL(
     "insert into {} (type, key, payload, headers) select * from unnest(%s::text[], %s::text[], %s::json[], %s::json[])"
@@ -78,6 +89,19 @@ def post_arguments(
     }
 
 
+def post(
+    arguments: Mapping[str, object], options: Options | None
+) -> tuple[LiteralString | sql.Composed, Mapping[str, object]]:
+    """Return the call of cascade.post() and what it wants; without options it is POST."""
+    given = {} if options is None else options.arguments()
+    if not given:
+        return POST, arguments
+    named = [
+        sql.SQL("{} => {}::" + OPTION_TYPES[name]).format(sql.Identifier(name), sql.Placeholder(name)) for name in given
+    ]
+    return sql.SQL(POST[:-1] + ", {})").format(sql.SQL(", ").join(named)), {**arguments, **given}
+
+
 def as_message(item: Any) -> Message[Any]:
     """Return the item as a message: anything that is not one is a payload."""
     return _allowed(item) if isinstance(item, Message) else Message(item)
@@ -123,7 +147,7 @@ def copy_blocks(codec: Codec[Any], items: Iterable[Any], most: int) -> Iterator[
                 if len(prefixes) < 10_000:
                     prefixes[item.type, item.key] = prefix
             headers = "\\N"
-            if item.headers is not None:
+            if item.headers is not None or item.options is not None:
                 text = _headers(item)
                 _checked(payload, text, most)
                 headers = _field(text)
@@ -152,7 +176,13 @@ def _field(value: str | None) -> str:
 
 
 def _headers(message: Message[Any]) -> str | None:
-    return None if message.headers is None else json.dumps(message.headers, allow_nan=False)
+    if message.options is None:
+        return None if message.headers is None else json.dumps(message.headers, allow_nan=False)
+    if message.options.dedupe_key is not None:
+        raise ArgumentError(
+            "publish_many cannot look for duplicates", hint="Publish messages with a dedupe_key one by one."
+        )
+    return json.dumps({**(message.headers or {}), OPTIONS: message.options.header()}, allow_nan=False)
 
 
 def _checked(payload: str, headers: str | None, most: int) -> str:

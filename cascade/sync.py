@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Generic, LiteralString, Self, TypeVar, cast
 
@@ -25,10 +25,11 @@ from cascade.client import IN_TRANSACTION, _plain
 from cascade.codec import Codec, JsonCodec
 from cascade.db import PREPARE_THRESHOLD, Connection, connect_sync, raw_json, translated
 from cascade.errors import CascadeError, FencedError, TransientError
-from cascade.event import Event, Message
+from cascade.event import Event, Message, Options
 from cascade.follow import FOLLOW_S, Chase, Trail, explained, parameters, unreachable
 from cascade.names import BatchId, EventId, QueueName, TickId, queue_name
 from cascade.retry import Backoff
+from cascade.work import SyncWork
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -166,13 +167,33 @@ class Queue(Generic[T]):
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
         id: EventId | None = None,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        priority: int | str | None = None,
+        after: Sequence[EventId] | Mapping[str, Sequence[EventId]] | None = None,
+        dedupe_key: str | None = None,
+        dedupe_for: timedelta | None = None,
     ) -> EventId:
-        """Insert one event and return its id; `id` uses one from `reserve_id`, where that was reserved."""
+        """Insert one event and return its id; `id` uses one from `reserve_id`, where that was reserved.
+
+        The options from `delay` on are for consumers in work mode; see cascade.Options.  With a `dedupe_key` that
+        was used in the last `dedupe_for`, nothing is inserted and the id is that of the first event.
+        """
+        options = Options(
+            delay=delay,
+            deliver_at=deliver_at,
+            expires_at=expires_at,
+            priority=priority,
+            after=after,
+            dedupe_key=dedupe_key,
+            dedupe_for=dedupe_for,
+        )
         message = Message(payload, type, key, headers)
-        arguments = producer.post_arguments(self.name, self._codec, message, id)
+        query, arguments = producer.post(producer.post_arguments(self.name, self._codec, message, id), options)
 
         def send(conn: Connection) -> EventId:
-            row = conn.execute(producer.POST, arguments).fetchone()
+            row = conn.execute(query, arguments).fetchone()
             assert row is not None
             return cast(EventId, row[0])
 
@@ -209,9 +230,29 @@ class Queue(Generic[T]):
         """Make a tick now; operators only, and seldom needed: the ticker does it."""
         return cast(TickId, self._client.call("select cascade.tick(%s)", self.name))
 
-    def subscribe(self, consumer: str, *, at: object = "now") -> TickId:
-        """Register a consumer at now, earliest, a tick id or a time; a second call changes nothing."""
-        return cast(TickId, self._client.call("select cascade.subscribe(%s, %s, %s)", self.name, consumer, str(at)))
+    def subscribe(
+        self,
+        consumer: str,
+        *,
+        at: object = "now",
+        mode: str = "stream",
+        selector: str | None = None,
+        options: Mapping[str, object] | None = None,
+    ) -> TickId:
+        """Register a consumer at now, earliest, a tick id or a time; a second call changes nothing.
+
+        In mode `work` it takes message after message, and may have a selector (jsonpath) and options.
+        """
+        if mode == "stream" and selector is None and options is None:
+            query: LiteralString = "select cascade.subscribe(%s, %s, %s)"
+            return cast(TickId, self._client.call(query, self.name, consumer, str(at)))
+        query = "select cascade.subscribe(%s, %s, %s, mode => %s, selector => %s, options => %s)"
+        given = Jsonb(_plain(options or {}))
+        return cast(TickId, self._client.call(query, self.name, consumer, str(at), mode, selector, given))
+
+    def work(self, consumer: str) -> SyncWork[T]:
+        """Return the messages as a consumer in work mode sees them: results, peeking, consuming by hand."""
+        return SyncWork(self._client, self.name, consumer, self._codec.decode)
 
     def unsubscribe(self, consumer: str) -> bool:
         """Forget a consumer; False when there was none."""

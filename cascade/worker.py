@@ -1,0 +1,619 @@
+"""Worker: claims messages of a consumer in work mode, has handlers work on them, and tells what became of each.
+
+One connection does it all.  Its turns are short statements: whatever ended since the last one is told, and the next
+messages are claimed, in one call where that is possible; handlers work meanwhile.
+
+    claimed ──> waiting here ──> handler ──> returned ──> completed
+                    │               ├──────> raised ────> failed: comes again, or is dead
+                    └──> stop ──────┴──────> given back at once
+
+A message is never lost: what is not told is handed out again once the lease has run out, or the session is gone.
+A claim that was given up in the meantime cannot be completed; whoever has it now does that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import signal
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, LiteralString, TypeVar, cast
+
+import psycopg
+
+from cascade import work
+from cascade.batch import CHANNEL, worker_name
+from cascade.client import Client
+from cascade.codec import Codec, JsonCodec
+from cascade.db import PREPARE_THRESHOLD, AsyncConnection, Notifications, connect, raw_json, translate, translated
+from cascade.errors import CascadeError, ConfigError, ConflictError, PayloadError, TransientError
+from cascade.hand import Claim, Failure, Hand
+from cascade.handlers import Bound, Handlers
+from cascade.names import queue_name
+from cascade.retry import Backoff
+from cascade.work import LEASE, Bury, Delivery, Retry, Row, results
+
+F = TypeVar("F", bound=Callable[..., Any])
+log = logging.getLogger("cascade.worker")
+
+#: A worker holds what it can do in so long, so that others have something to do as well.
+AHEAD_S = 0.1
+#: Completions wait so long for others of their claim, unless the worker is about to speak anyway.
+GROUP_S = 0.05
+#: Handlers that never wait let others have their turn so often.
+YIELD_S = 0.005
+#: How long leaving may take: giving back what is in hand is worth so much.
+CLOSE_WITHIN_S = 5.0
+#: What a database that comes and goes may raise.
+PASSING = (TransientError, psycopg.OperationalError, TimeoutError, OSError)
+
+
+class HandlerMissingError(CascadeError):
+    """No handler takes messages of this type."""
+
+
+class _Overtime(TimeoutError):
+    """A handler in a thread took too long; the thread is still at it."""
+
+    def __init__(self, message: str, future: asyncio.Future[Any]) -> None:
+        super().__init__(message)
+        self.future = future
+
+
+class Worker:
+    """Works for one consumer; any number of workers, in any number of processes, may work for the same one.
+
+    `handler`, and those added by `on`, are coroutines or plain functions; the latter run in threads.  What they
+    return is stored as the message's result; what they raise makes the attempt a failed one.
+
+    `concurrency` messages are worked on at a time, and at most `batch` claimed at a time.  A lease is renewed for as
+    long as its messages are here; `time_limit` is what one attempt may take.
+    """
+
+    def __init__(
+        self,
+        target: str | Client,
+        queue: str,
+        consumer: str,
+        handler: Callable[..., Any] | None = None,
+        *,
+        concurrency: int = 10,
+        batch: int = 100,
+        lease: timedelta = LEASE,
+        time_limit: timedelta | None = None,
+        name: str | None = None,
+        codec: Codec[Any] | None = None,
+        poll_s: float = 1.0,
+        stop_within_s: float = 30.0,
+    ) -> None:
+        dsn = target.dsn if isinstance(target, Client) else target
+        if dsn is None:
+            raise ConfigError(
+                "a worker needs a connection of its own, this client has one of yours",
+                hint="Use cascade.connect(dsn), or pass the DSN; to work in your own transaction use work().consume().",
+            )
+        if concurrency < 1 or batch < 1:
+            raise ConfigError("concurrency and batch are at least 1")
+        self._dsn = dsn
+        self._prepare_threshold = target.prepare_threshold if isinstance(target, Client) else PREPARE_THRESHOLD
+        self.queue, self.consumer, self.name = queue_name(queue), consumer, name or worker_name()
+        self.concurrency, self.batch, self.lease = concurrency, batch, lease
+        self.time_limit, self.stop_within_s = time_limit, stop_within_s
+        self._poll_s = poll_s
+        self._codec: Codec[Any] = codec or JsonCodec()
+        self.handlers = Handlers(self._codec)
+        if handler is not None:
+            self.handlers.add(handler, (), time_limit=time_limit)
+        #: Counts since the start: attempts that were completed, failed, and lost to others.
+        self.completed = self.failed = self.lost = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._hand = Hand()
+        self._waiting: deque[Delivery[Any]] = deque()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._running: dict[Delivery[Any], asyncio.Task[Any]] = {}
+        self._abandoned: set[Delivery[Any]] = set()
+        self._returned: list[Delivery[Any]] = []
+        self._deaf = False
+        self._conn: AsyncConnection | None = None
+        self._notifications: Notifications | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._may_have, self._looked_at = True, 0.0
+        self._stopping, self._until_empty = False, False
+        self._attempt_s = 1.0
+        self._yielded_at = 0.0
+
+    # What handles what
+
+    def on(self, *types: str, time_limit: timedelta | None = None) -> Callable[[F], F]:
+        """Have a function handle messages of these types; without any, all that no other handler takes."""
+
+        def add(function: F) -> F:
+            self.handlers.add(function, types, time_limit=time_limit or self.time_limit)
+            return function
+
+        return add
+
+    def on_dead(self, *types: str, time_limit: timedelta | None = None) -> Callable[[F], F]:
+        """Have a function called once for each message that dies in this worker's hands; `delivery.error` says why."""
+
+        def add(function: F) -> F:
+            self.handlers.add_dead(function, types, time_limit=time_limit or self.time_limit)
+            return function
+
+        return add
+
+    # Running
+
+    def run_forever(self) -> None:
+        """Work until SIGTERM or SIGINT; for the main thread of a program."""
+
+        async def run() -> None:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self.stop)
+            await self.run()
+
+        asyncio.run(run())
+
+    def stop(self) -> None:
+        """Take nothing new, give back what has not begun, finish what has; `run` returns then."""
+        self._stopping = True
+        self._nudge()
+
+    async def run(self) -> None:
+        """Work until `stop`; errors that would come again, such as a consumer that is not there, are raised."""
+        await self._run()
+
+    async def drain(self) -> int:
+        """Work until nothing is ready, and return how many attempts that were; delayed messages are not waited for."""
+        before = self.completed + self.failed
+        await self._run(until_empty=True)
+        return self.completed + self.failed - before
+
+    async def _run(self, *, until_empty: bool = False) -> None:
+        if not self.handlers:
+            raise ConfigError("the worker has no handler", hint="Pass one, or decorate functions with @worker.on(...).")
+        self._reset()
+        self._until_empty = until_empty
+        log.info("%s works for %s of queue %s", self.name, self.consumer, self.queue, extra=self._facts())
+        failure: Exception | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                names = [f"{self.consumer}-{number}" for number in range(self.concurrency)]
+                runners = [group.create_task(self._runner(), name=name) for name in names]
+                try:
+                    await self._turns(runners)
+                except (CascadeError, psycopg.Error) as error:
+                    failure = error
+                finally:
+                    for runner in runners:
+                        runner.cancel()
+        finally:
+            await self._close()
+            counts = {"completed": self.completed, "failed": self.failed, "lost": self.lost}
+            log.info("%s stopped: %s completed, %s failed", self.name, self.completed, self.failed,
+                     extra=self._facts() | counts)  # fmt: skip
+        if failure is not None:
+            raise failure
+
+    # Turns
+
+    async def _turns(self, runners: list[asyncio.Task[None]]) -> None:
+        delays = Backoff().delays()
+        ends_at: float | None = None
+        while True:
+            if self._stopping:
+                ends_at = ends_at or time.monotonic() + self.stop_within_s
+                self._give_back_waiting()
+                if time.monotonic() > ends_at:
+                    for runner in runners:
+                        runner.cancel()
+                    await asyncio.wait(runners)
+            if self._is_done():
+                return
+            try:
+                conn = await self._connection()
+                with translated():
+                    while await self._turn(conn):
+                        if self._stopping:
+                            self._give_back_waiting()
+                    delays = Backoff().delays()
+                    if not self._is_done():
+                        await self._wait(ends_at)
+            except PASSING as error:
+                delay = next(delays)
+                log.warning("queue %s: %s; again in %.1f s", self.queue, error, delay, extra=self._facts())
+                await self._disconnect()
+                await asyncio.sleep(delay)
+
+    def _is_done(self) -> bool:
+        if self._hand or self._waiting or self._running or self._returned:
+            return False
+        return self._stopping or (self._until_empty and not self._may_have)
+
+    async def _turn(self, conn: AsyncConnection) -> bool:
+        """Say one thing to the database, if there is something to say."""
+        hand, now = self._hand, time.monotonic()
+        if hand.failures:
+            await self._tell_failure(conn, hand.failures[0])
+        elif self._returned:
+            await self._tell_returned(conn)
+        elif stale := hand.stale(now - self.lease.total_seconds() / 3):
+            for claim in stale:
+                await self._renew(conn, claim)
+        elif over := hand.over():
+            await self._tell_done(conn, over)
+        elif room := self._room():
+            await self._claim(conn, work.CLAIM, self.queue, self.consumer, room, self.lease, self.name)
+        elif late := hand.late(now - GROUP_S):
+            await self._tell_done(conn, late)
+        else:
+            return False
+        return True
+
+    def _room(self) -> int:
+        """Return how many more messages to ask for: as many as are done soon, so that others have work too."""
+        if self._stopping or not self._may_have:
+            return 0
+        ahead = self.concurrency * (1 + AHEAD_S / max(self._attempt_s, 1e-6))
+        limit = int(max(self.concurrency, min(ahead, 2 * self.batch)))
+        held = self._hand.held
+        if held >= self.concurrency and 2 * held > limit:
+            return 0
+        return min(self.batch, limit - held)
+
+    async def _claim(self, conn: AsyncConnection, query: LiteralString, *arguments: object) -> None:
+        self._looked_at = time.monotonic()
+        async with conn.cursor(binary=True) as cur:
+            raw_json(cur.adapters)
+            rows = await (await cur.execute(query, arguments)).fetchall()
+        self._may_have = bool(rows)
+        if rows:
+            decode = self._codec.decode
+            deliveries = [Delivery(self.queue, cast(Row, row), decode) for row in rows]
+            self._hand.take(deliveries, time.monotonic())
+            self._waiting.extend(deliveries)
+            self._wake(len(deliveries))
+
+    async def _tell_done(self, conn: AsyncConnection, claim: Claim) -> None:
+        """Tell what is completed of a claim; if that ends it, claim as well."""
+        count, (ids, found), is_over = len(claim.done), claim.report(), claim.is_over
+        with self._losing(claim):
+            if not count:
+                pass  # Every message of it was settled otherwise.
+            elif is_over and (room := self._room()):
+                # Dropped before the reply comes: the messages that come with it belong to another claim.
+                found_text = results(found) if found else None
+                await self._claim(conn, work.COMPLETE_AND_CLAIM, claim.id, ids, found_text, room, self.lease)
+            else:
+                await conn.execute(work.COMPLETE, (claim.id, ids, results(found) if found else None))
+            claim.told(count)
+            self.completed += count
+            if is_over:
+                self._hand.drop(claim)
+
+    async def _tell_failure(self, conn: AsyncConnection, failure: Failure) -> None:
+        delivery, claim = failure.delivery, self._hand.get(failure.delivery)
+        if claim is None:
+            self._hand.failures.pop(0)
+            return
+        due: datetime | None = None
+        with self._losing(claim):
+            if failure.is_hopeless:
+                await conn.execute(work.BURY, (claim.id, delivery.id, failure.error))
+            else:
+                pause = None if failure.retry_in_s is None else timedelta(seconds=failure.retry_in_s)
+                cur = await conn.execute(work.FAIL, (claim.id, delivery.id, failure.error, pause))
+                row = await cur.fetchone()
+                assert row is not None
+                due = cast("datetime | None", row[0])
+            self._hand.settle(delivery)
+            self.failed += 1
+            self._log_failure(failure, due)
+            if due is None and self.handlers.find_dead(delivery.type) is not None:
+                delivery.error = failure.error
+                self._waiting.append(delivery)
+                self._wake(1)
+        self._hand.failures.pop(0)
+
+    async def _tell_returned(self, conn: AsyncConnection) -> None:
+        """Give messages back, claim by claim; their attempts do not count."""
+        claim = self._hand.get(self._returned[0])
+        some = [delivery for delivery in self._returned if delivery.claim_id == self._returned[0].claim_id]
+        if claim is not None:
+            with self._losing(claim):
+                await conn.execute(work.RELEASE, (claim.id, [delivery.id for delivery in some]))
+                for delivery in some:
+                    self._hand.settle(delivery)
+        self._returned = [delivery for delivery in self._returned if delivery not in some]
+
+    async def _renew(self, conn: AsyncConnection, claim: Claim) -> None:
+        with self._losing(claim):
+            await conn.execute(work.EXTEND, (claim.id, self.lease))
+            claim.renewed_at = time.monotonic()
+
+    def _losing(self, claim: Claim) -> _Losing:
+        return _Losing(self, claim)
+
+    def lose(self, claim: Claim, error: ConflictError) -> None:
+        """Forget a claim that was given up: others have its messages, or will."""
+        log.warning("queue %s: claim %s: %s", self.queue, claim.id, error, extra=self._facts())
+        self._hand.drop(claim)
+        self.lost += claim.open + len(claim.done)
+        self._waiting = deque(d for d in self._waiting if d.claim_id != claim.id or d.error is not None)
+        self._hand.failures = [f for f in self._hand.failures if f.delivery.claim_id != claim.id]
+        for delivery, task in list(self._running.items()):
+            if delivery.claim_id == claim.id:
+                self._abandoned.add(delivery)
+                task.cancel()
+
+    def _give_back_waiting(self) -> None:
+        """Return what nobody has begun; handlers of the dead are not put off."""
+        some = [delivery for delivery in self._waiting if delivery.error is None]
+        self._returned += some
+        self._waiting = deque(delivery for delivery in self._waiting if delivery.error is not None)
+
+    # Waiting
+
+    async def _wait(self, ends_at: float | None) -> None:
+        """Wait for a handler that ends, a notification, or the time to do something anyway."""
+        assert self._notifications is not None
+        now = time.monotonic()
+        moments = [self._looked_at + self._poll_s if not self._may_have else now + self._poll_s]
+        moments += [claim.renewed_at + self.lease.total_seconds() / 3 for claim in self._hand]
+        moments += [claim.done_at + GROUP_S for claim in self._hand if claim.done]
+        if ends_at is not None:
+            moments.append(ends_at)
+        came = await self._notifications.wait(max(min(moments) - now, 0.0))
+        if came or time.monotonic() - self._looked_at >= self._poll_s:
+            self._may_have = True
+
+    def _nudge(self) -> None:
+        if self._notifications is not None:
+            self._notifications.nudge()
+
+    def _wake(self, count: int) -> None:
+        for _ in range(min(count, len(self._idle))):
+            waiter = self._idle.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # The connection
+
+    async def _connection(self) -> AsyncConnection:
+        if self._conn is not None and not self._conn.closed:
+            return self._conn
+        conn = await connect(self._dsn, service=f"{self.consumer}/worker", prepare_threshold=self._prepare_threshold)
+        try:
+            self._notifications = Notifications(conn)
+            await self._listen(conn)
+        except BaseException:
+            await conn.close()
+            raise
+        self._conn, self._may_have = conn, True
+        # What is in hand is ours still, if nobody has given it up: the session that says so is a new one.
+        for claim in self._hand:
+            claim.renewed_at = -math.inf
+        return conn
+
+    async def _listen(self, conn: AsyncConnection) -> None:
+        """Have ready messages announced; where that is refused, as by some poolers, looking now and then is enough."""
+        with translated():
+            row = await (await conn.execute(work.CHANNEL, (self.queue, self.consumer))).fetchone()
+            ticks = await (await conn.execute(CHANNEL, (self.queue,))).fetchone()
+        assert row is not None and ticks is not None
+        try:
+            with translated():
+                await conn.execute(f"listen {row[0]}".encode())
+                await conn.execute(f"listen {ticks[0]}".encode())
+        except (CascadeError, psycopg.Error) as error:
+            if conn.closed:
+                raise
+            if not self._deaf:
+                log.warning("queue %s: LISTEN failed, so looking every %g s: %s", self.queue, self._poll_s, error)
+            self._deaf = True
+
+    async def _disconnect(self) -> None:
+        if self._conn is not None:
+            with suppress(psycopg.Error):
+                await self._conn.close()
+        self._conn = self._notifications = None
+
+    async def _close(self) -> None:
+        """Leave: tell what is done, give back the rest, within a deadline."""
+        with suppress(CascadeError, psycopg.Error, TimeoutError):
+            async with asyncio.timeout(CLOSE_WITHIN_S):
+                if self._hand and self._conn is not None and not self._conn.closed:
+                    await self._leave(self._conn)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._disconnect()
+
+    async def _leave(self, conn: AsyncConnection) -> None:
+        while self._hand.failures:
+            await self._tell_failure(conn, self._hand.failures[0])
+        for claim in self._hand:
+            with suppress(ConflictError):
+                if claim.done:
+                    ids, found = claim.report()
+                    await conn.execute(work.COMPLETE, (claim.id, ids, results(found) if found else None))
+                    self.completed += len(claim.done)
+                if claim.open:
+                    await conn.execute(work.RELEASE, (claim.id, None))
+
+    # Handling
+
+    async def _runner(self) -> None:
+        """Handle one message after the other."""
+        loop = asyncio.get_running_loop()
+        while True:
+            while self._waiting:
+                delivery = self._waiting.popleft()
+                if delivery.error is None:
+                    await self._handle(delivery)
+                else:
+                    await self._handle_dead(delivery)
+                if time.monotonic() - self._yielded_at > YIELD_S:
+                    await asyncio.sleep(0)
+                    self._yielded_at = time.monotonic()
+            waiter: asyncio.Future[None] = loop.create_future()
+            self._idle.append(waiter)
+            self._nudge()
+            await waiter
+
+    async def _handle(self, delivery: Delivery[Any]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        began = time.monotonic()
+        self._running[delivery] = task
+        try:
+            result = await self._call(self.handlers.find(delivery.type), delivery)
+            if result is not None:
+                results([result])  # raises if it is not JSON
+        except asyncio.CancelledError:
+            if delivery in self._abandoned:
+                self._abandoned.discard(delivery)
+                task.uncancel()
+                return
+            if task.cancelling():
+                self._returned.append(delivery)
+                raise
+            self._fail(delivery, RuntimeError("the handler was cancelled by itself"))
+        except _Overtime as error:
+            self._fail(delivery, error)
+            self._nudge()
+            # Its place is taken for as long as the thread runs.
+            await asyncio.wait((error.future,))
+        except (Exception, SystemExit) as error:
+            self._fail(delivery, error)
+        else:
+            now = time.monotonic()
+            self._attempt_s += 0.2 * (now - began - self._attempt_s)
+            claim = self._hand.finish(delivery, result, now)
+            if claim is None:
+                self._log_late(delivery)
+            elif delivery.is_settled:
+                self.completed += 1
+        finally:
+            self._running.pop(delivery, None)
+        self._nudge()
+
+    async def _call(self, bound: Bound | None, delivery: Delivery[Any]) -> Any:
+        if bound is None:
+            known = ", ".join(self.handlers.types)
+            raise HandlerMissingError(
+                f"no handler takes type {delivery.type!r}, only {known}",
+                hint="Add one with @worker.on(...), or have a selector keep such messages from this consumer.",
+            )
+        arguments = bound.arguments(delivery)
+        if not bound.is_async:
+            return await self._call_in_thread(bound, arguments)
+        if bound.time_limit_s is None:
+            return await bound.call(*arguments)
+        try:
+            async with asyncio.timeout(bound.time_limit_s) as limit:
+                return await bound.call(*arguments)
+        except TimeoutError as error:
+            if limit.expired():
+                raise TimeoutError(f"the handler took longer than {bound.time_limit_s:g} s") from error
+            raise
+
+    async def _call_in_thread(self, bound: Bound, arguments: tuple[Any, ...]) -> Any:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix=f"cascade-{self.consumer}")
+        future = asyncio.get_running_loop().run_in_executor(self._threads, bound.call, *arguments)
+        # A thread cannot be ended: past its time it goes on, and what comes of it no longer counts.
+        future.add_done_callback(_forget)
+        done, _ = await asyncio.wait((future,), timeout=bound.time_limit_s)
+        if done:
+            return future.result()
+        raise _Overtime(f"the handler took longer than {bound.time_limit_s:g} s, and goes on in its thread", future)
+
+    async def _handle_dead(self, delivery: Delivery[Any]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._running[delivery] = task
+        try:
+            await self._call(self.handlers.find_dead(delivery.type), delivery)
+        except Exception:
+            log.exception("queue %s: the handler of the dead failed for message %s", self.queue, delivery.id,
+                          extra=self._facts(delivery))  # fmt: skip
+        finally:
+            self._running.pop(delivery, None)
+        self._nudge()
+
+    def _fail(self, delivery: Delivery[Any], error: BaseException) -> None:
+        after = error.after if isinstance(error, Retry) else None
+        self._hand.failures.append(
+            Failure(
+                delivery=delivery,
+                error=describe(error),
+                retry_in_s=None if after is None else after.total_seconds(),
+                is_hopeless=isinstance(error, Bury),
+            )
+        )
+
+    # Logs
+
+    def _facts(self, delivery: Delivery[Any] | None = None) -> dict[str, object]:
+        """Return what every log record carries, for programs."""
+        found: dict[str, object] = {"queue": self.queue, "consumer": self.consumer, "worker": self.name}
+        if delivery is not None:
+            found |= {"message_id": delivery.id, "message_type": delivery.type, "attempt": delivery.attempt}
+        return found
+
+    def _log_failure(self, failure: Failure, due: datetime | None) -> None:
+        delivery = failure.delivery
+        what = failure.error.partition("\n")[0]
+        after = "it is dead" if due is None else f"again at {due.isoformat(timespec='milliseconds')}"
+        log.warning(
+            "queue %s: message %s failed, attempt %s: %s; %s", self.queue, delivery.id, delivery.attempt, what, after,
+            extra=self._facts(delivery) | {"error": failure.error, "due": due},
+        )  # fmt: skip
+
+    def _log_late(self, delivery: Delivery[Any]) -> None:
+        log.warning("queue %s: message %s was given up before its handler ended; it does not count", self.queue,
+                    delivery.id, extra=self._facts(delivery))  # fmt: skip
+
+
+class _Losing:
+    """Around a statement about a claim: if the claim was given up, the worker forgets it."""
+
+    def __init__(self, worker: Worker, claim: Claim) -> None:
+        self._worker, self._claim = worker, claim
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, psycopg.Error):
+            error = translate(error)
+        if not isinstance(error, ConflictError):
+            return False
+        self._worker.lose(self._claim, error)
+        return True
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as it is stored: what it says in the first line, then where it came from."""
+    if isinstance(error, Retry | Bury | HandlerMissingError | PayloadError):
+        text = f"{type(error).__name__}: {error}"
+    else:
+        first = "".join(traceback.format_exception_only(error)).strip()
+        text = f"{first}\n\n{''.join(traceback.format_exception(error))}"
+    # What a text in PostgreSQL cannot hold.
+    return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()
+
+
+def _forget(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
