@@ -31,7 +31,11 @@ CascadeError
 │   ├── ConsumerMovedError   the consumer is at another node                   QC213
 │   ├── ConsumerBusyError    somebody holds its batches                        QC214
 │   ├── ConsumerExistsError  the other node has one of that name               QC215
-│   └── ForeignSetError      the database belongs to another set of this name  QC216
+│   ├── ForeignSetError      the database belongs to another set of this name  QC216
+│   ├── ClaimLostError       the claim is over, or holds no such message        QC217
+│   ├── ConsumerModeError    it reads batches, or it takes messages: not both   QC218
+│   ├── MessageBusyError     somebody has the message                           QC219
+│   └── ConsumerOptionsError it exists with other options                       QC220
 ├── ForbiddenError         the role may not do this                            QC301
 ├── PayloadError           not JSON, or larger than the queue takes            QC302, QC303
 ├── FencedError            the queue takes no inserts here; says where it does QC401
@@ -278,6 +282,30 @@ class ForeignSetError(ConflictError):
     """A database belongs to another set of the same name; nothing was told or learned."""
 
     sqlstate = "QC216"
+
+
+class ClaimLostError(ConflictError):
+    """The claim is over, or does not hold the message (any more); what was done with it must not count."""
+
+    sqlstate = "QC217"
+
+
+class ConsumerModeError(ConflictError):
+    """The consumer reads batches and takes no messages, or takes messages and reads no batches."""
+
+    sqlstate = "QC218"
+
+
+class MessageBusyError(ConflictError):
+    """Somebody has the message, and has not let go of it in time."""
+
+    sqlstate = "QC219"
+
+
+class ConsumerOptionsError(ConflictError):
+    """There is such a consumer already, with another selector or other options."""
+
+    sqlstate = "QC220"
 
 
 class ForbiddenError(CascadeError):

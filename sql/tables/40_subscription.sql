@@ -2,6 +2,7 @@ create table if not exists cascade_internal.subscription (
     subscription_id integer generated always as identity,
     queue_id        integer not null,
     consumer        text not null,
+    is_work         boolean not null default false,
     is_movable      boolean not null default true,
     moving_to       text,
     created_at      timestamptz not null default clock_timestamp(),
@@ -11,6 +12,7 @@ create table if not exists cascade_internal.subscription (
         references cascade_internal.queue on delete cascade
 );
 comment on table cascade_internal.subscription is 'Which consumers read which queues.';
+comment on column cascade_internal.subscription.is_work is 'It takes messages one by one (80_work.sql) and reads no batches.';
 comment on column cascade_internal.subscription.is_movable is 'Every carrier of the set keeps what it needs, so that it can go on elsewhere.';
 comment on column cascade_internal.subscription.moving_to is 'The node to which it is being moved; it holds its place and reads nothing here.';
 

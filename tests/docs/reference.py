@@ -67,6 +67,28 @@ FUNCTIONS: list[tuple[str, str, dict[str, str]]] = [
         },
     ),
     (
+        "Working",
+        "Roles that `grant_consumer` was called for, and operators; a claim is its consumer's alone.",
+        {
+            "claim": "Hands out other messages.",
+            "consume": "Hands out other messages.",
+            "complete": "Raises QC217, for the claim is over or holds those messages no more.",
+            "complete_and_claim": "Raises QC217, as `complete` does, and claims nothing.",
+            "fail": "Raises QC217, for the claim holds the message no more.",
+            "bury": "Raises QC217, for the claim holds the message no more.",
+            "release": "Raises QC217, for the claim is over or holds those messages no more.",
+            "extend": "Extends the lease again, from now.",
+        },
+    ),
+    (
+        "Looking after work",
+        "Operators: the owner of the schema, members of `cascade_admin` and of `cascade_node`. The daemon calls these.",
+        {
+            "dispatch_work": "Returns no row until there are new events.",
+            "tend_work": "Looks again.",
+        },
+    ),
+    (
         "Ticks and rotation",
         "Operators: the owner of the schema, members of `cascade_admin` and of `cascade_node`.",
         {

@@ -36,6 +36,7 @@ def db(db: Database) -> Database:
     for name in ("q", "other"):
         db.queue(name)
         db.rows("select cascade.subscribe(%s, 'c')", name)
+        db.rows("select cascade.subscribe(%s, 'w', mode => 'work')", name)
         db.insert("secret", queue=name)
         db.tick(name)
     return db
@@ -59,6 +60,16 @@ CALLS = {
     "release_batch": "cascade.release_batch((select max(id) from batches where queue = '{q}'))",
     "retry_event": "cascade.retry_event((select max(id) from batches where queue = '{q}'), 1, '1 s')",
     "tick_channel": "cascade.tick_channel('{q}')",
+    "claim": "cascade.claim('{q}', 'w')",
+    "consume": "cascade.consume('{q}', 'w')",
+    "complete": "cascade.complete((select max(claim) from batches where queue = '{q}'))",
+    "complete_and_claim": "cascade.complete_and_claim((select max(claim) from batches where queue = '{q}'))",
+    "fail": "cascade.fail((select max(claim) from batches where queue = '{q}'), 1, 'x')",
+    "bury": "cascade.bury((select max(claim) from batches where queue = '{q}'), 1)",
+    "release": "cascade.release((select max(claim) from batches where queue = '{q}'))",
+    "extend": "cascade.extend((select max(claim) from batches where queue = '{q}'))",
+    "dispatch_work": "cascade.dispatch_work('{q}')",
+    "tend_work": "cascade.tend_work()",
     "tick": "cascade.tick('{q}')",
     "make_ticks": "cascade.make_ticks()",
     "arm_ticker": "cascade.arm_ticker()",
@@ -171,11 +182,13 @@ NODE = {
     "cancel_move", "create_merge_leaf", "describe_merge", "begin_merge", "finish_merge", "store_merge", "tell_merge",
     "measure_log", "digest_spans", "digest_ticks", "digest_events", "read_log", "read_ticks",
     "own_fork", "note_tracker", "reset_leaf", "find_tick", "range_ticks", "range_query",
+    "dispatch_work", "tend_work",
 }  # fmt: skip
 PRODUCER = {"post", "post_many", "reserve_id", "payload_limit"}
 CONSUMER = {
     "subscribe", "unsubscribe", "seek", "next_batch", "batch_events", "finish_batch", "renew_batch", "release_batch",
-    "retry_event", "tick_channel",
+    "retry_event", "tick_channel", "claim", "consume", "complete", "complete_and_claim", "fail", "bury", "release",
+    "extend",
 }  # fmt: skip
 
 
@@ -191,20 +204,21 @@ def outcome(conn: psycopg.Connection[object], statement: str) -> str:
 
 
 def open_batches(db: Database, conn: psycopg.Connection[object]) -> None:
-    """Give a role the ids of open batches: knowing them must not help."""
-    conn.execute("create temp table batches (queue text, id bigint)")
+    """Give a role the ids of open batches and claims: knowing them must not help."""
+    conn.execute("create temp table batches (queue text, id bigint, claim bigint)")
     for queue in ("q", "other"):
         batch = db.next(queue=queue)
         assert batch is not None
-        conn.execute("insert into batches values (%s, %s)", (queue, batch[0]))
+        claim = db.value("select claim_id from cascade.claim(%s, 'w')", queue)
+        conn.execute("insert into batches values (%s, %s, %s)", (queue, batch[0], claim))
 
 
 def may(db: Database, conn: psycopg.Connection[object], queue: str) -> set[str]:
     """Return the calls that succeed."""
     found = {name: outcome(conn, f"select {call.format(q=queue)}") for name, call in CALLS.items()}
     refusals = {state for state in found.values() if state != "ok"}
-    # QC203: a batch of somebody else is just not open; whose it is stays unsaid.
-    assert refusals <= {"42501", "QC301", "QC203"}, found
+    # QC203, QC217: a batch or a claim of somebody else is just not open; whose it is stays unsaid.
+    assert refusals <= {"42501", "QC301", "QC203", "QC217"}, found
     return {name for name, state in found.items() if state == "ok"}
 
 
@@ -284,7 +298,7 @@ def test_a_producer_cannot_move_registers_by_their_oid(db: Database, role: str) 
     db.rows("select cascade.grant_producer('q', %s)", role)
     conn = db.connect(role)
     sequences = db.rows("select oid::int8, relname from pg_class where relkind = 'S' and relname ~ '_[0-9]+$'")
-    assert len(sequences) == 6
+    assert len(sequences) == 10
     own = db.value("select queue_id from cascade_internal.queue where name = 'q'")
     for oid, name in sequences:
         # It may burn ids of its own queue: that leaves a gap, as every rollback does.
@@ -311,6 +325,7 @@ def test_returning_ids_is_granted_apart(db: Database, role: str) -> None:
 
 def test_a_consumer_may_read_its_queue_under_its_name_and_nothing_else(db: Database, role: str) -> None:
     db.rows("select cascade.grant_consumer('q', 'c', %s)", role)
+    db.rows("select cascade.grant_consumer('q', 'w', %s)", role)
     db.rows("select cascade.grant_consumer('q', 'nobody', %s)", role)
     conn = db.connect(role)
     open_batches(db, conn)
@@ -321,10 +336,11 @@ def test_a_consumer_may_read_its_queue_under_its_name_and_nothing_else(db: Datab
             conn.execute(f"select cascade.{call}".encode())
     assert outcome(conn, "select * from queue.q") == "42501"
     assert conn.execute("select queue from cascade.queues").fetchall() == [("q",)]
-    assert conn.execute("select queue, consumer from cascade.consumers").fetchall() == [("q", "c")]
+    assert conn.execute("select queue, consumer from cascade.consumers").fetchall() == [("q", "c"), ("q", "w")]
     db.rows("select cascade.revoke_consumer('q', 'c', %s)", role)
     with refused("QC301"):
         conn.execute("select cascade.next_batch('q', 'c')")
+    db.rows("select cascade.revoke_consumer('q', 'w', %s)", role)
     db.rows("select cascade.revoke_consumer('q', 'nobody', %s)", role)
     assert may(db, conn, "q") == set()
 

@@ -20,7 +20,15 @@ create or replace function cascade_internal.consumer_functions()
 returns text
 language sql immutable set search_path = pg_catalog, pg_temp
 as $$
-    select 'cascade.subscribe(text, text, text),'
+    select 'cascade.subscribe(text, text, text, text, text, jsonb),'
+           'cascade.claim(text, text, integer, interval, text),'
+           'cascade.consume(text, text, integer),'
+           'cascade.complete(bigint, bigint[], json[]),'
+           'cascade.complete_and_claim(bigint, bigint[], json[], integer, interval),'
+           'cascade.fail(bigint, bigint, text, interval),'
+           'cascade.bury(bigint, bigint, text),'
+           'cascade.release(bigint, bigint[]),'
+           'cascade.extend(bigint, interval),'
            'cascade.unsubscribe(text, text),'
            'cascade.seek(text, text, text),'
            'cascade.next_batch(text, text, integer, bigint, text, interval, boolean, bigint, bigint),'
@@ -65,6 +73,8 @@ as $$
            'cascade.tell_merge(text, text, bigint, jsonb, jsonb),'
            'cascade.own_fork(text),'
            'cascade.reset_leaf(text, jsonb),'
+           'cascade.dispatch_work(text, integer),'
+           'cascade.tend_work(),'
            'cascade.note_tracker(text, bigint, text, text, jsonb, jsonb),'
            'cascade.readmit_node(text, jsonb, bigint),'
            'cascade.set_provider(text, text, bigint, boolean),'

@@ -29,6 +29,7 @@ declare
     v_closed   cascade_internal.position;
     v_locked   boolean := false;
     v_moving   boolean;
+    v_is_work  boolean;
     v_now      timestamptz;
 begin
     perform cascade_internal.check_consumer(v_queue, next_batch.consumer, next_batch.caller);
@@ -38,7 +39,7 @@ begin
             using errcode = 'QC003', hint = 'max_ticks => 1 takes one tick at a time.';
     end if;
     if next_batch.finish is null then
-        select s.subscription_id, s.moving_to is not null into v_id, v_moving
+        select s.subscription_id, s.moving_to is not null, s.is_work into v_id, v_moving, v_is_work
           from cascade_internal.subscription as s
          where s.queue_id = v_queue.queue_id
            and s.consumer = next_batch.consumer;
@@ -46,6 +47,8 @@ begin
             perform cascade_internal.raise_no_consumer(next_batch.queue, next_batch.consumer);
         elsif v_moving then
             perform cascade_internal.raise_moved(v_queue, next_batch.consumer);
+        elsif v_is_work then
+            perform cascade_internal.raise_is_work(v_queue, next_batch.consumer);
         end if;
     else
         v_id := (cascade_internal.lock_subscription(v_queue, next_batch.consumer)).subscription_id;

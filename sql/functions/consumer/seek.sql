@@ -1,6 +1,6 @@
 -- cascade.seek(queue, consumer, at) puts a consumer on another tick, back or forth, and
--- returns that tick.  Its open batches are no longer open, and what it had put back is
--- forgotten: from here on it reads the log as it is.
+-- returns that tick.  Its open batches are no longer open, its claims are over, and what it had put back is
+-- forgotten: from here on it reads the log as it is.  In work mode its dead messages stay.
 create or replace function cascade_internal.seek(queue text, consumer text, at text, caller name)
 returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -17,6 +17,9 @@ begin
     v_tick := cascade_internal.hold_tick(v_queue, seek.at);
     v_position := cascade_internal.newest_position(v_queue, v_subscription.subscription_id);
     delete from cascade_internal.retry as r where r.subscription_id = v_subscription.subscription_id;
+    if v_subscription.is_work then
+        perform cascade_internal.forget_messages(v_subscription.subscription_id);
+    end if;
     perform cascade_internal.append_position(
         v_queue, (v_subscription.subscription_id, v_position.n + 1, v_tick.tick_id, v_tick.tick_id, v_tick.total, '{}', 'seek', null,
                   clock_timestamp())::cascade_internal.position);
