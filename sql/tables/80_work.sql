@@ -147,6 +147,7 @@ create table if not exists cascade_internal.work_history (
         outcome in ('done', 'failed', 'lost', 'buried', 'expired', 'taken', 'cancelled', 'replayed'))
 ) partition by range (ended_at);
 create table if not exists cascade_internal.work_history_default partition of cascade_internal.work_history default;
+comment on table cascade_internal.work_history_default is 'Ends of attempts for which no partition was made in time.';
 comment on table cascade_internal.work_history is 'What became of every attempt, and the results.';
 
 -- What claim, consume, peek and take return.
@@ -169,20 +170,3 @@ begin
     end if;
 end
 $$;
-
--- Messages with a row of their own that wait.
-create table if not exists cascade_internal.work_put_back (
-    subscription_id integer not null,
-    id              bigint not null,
-    "time"          timestamptz not null,
-    type            text,
-    key             text,
-    payload         json not null,
-    headers         json,
-    origin          text,
-    origin_id       bigint,
-    attempt         integer not null,
-    due             timestamptz not null,
-    constraint work_put_back_pkey primary key (subscription_id, id)
-);
-comment on table cascade_internal.work_put_back is 'Messages with a row of their own that wait.';

@@ -78,6 +78,7 @@ FUNCTIONS: list[tuple[str, str, dict[str, str]]] = [
             "bury": "Raises QC217, for the claim holds the message no more.",
             "release": "Raises QC217, for the claim is over or holds those messages no more.",
             "extend": "Extends the lease again, from now.",
+            "alter_consumer": "Changes nothing.",
         },
     ),
     (
@@ -86,6 +87,7 @@ FUNCTIONS: list[tuple[str, str, dict[str, str]]] = [
         {
             "dispatch_work": "Returns no row until there are new events.",
             "tend_work": "Looks again.",
+            "next_work_due": "Returns the same until something is due, posted or done.",
         },
     ),
     (

@@ -67,9 +67,11 @@ CALLS = {
     "fail": "cascade.fail((select max(claim) from batches where queue = '{q}'), 1, 'x')",
     "bury": "cascade.bury((select max(claim) from batches where queue = '{q}'), 1)",
     "release": "cascade.release((select max(claim) from batches where queue = '{q}'))",
+    "alter_consumer": "cascade.alter_consumer('{q}', 'w', '{{}}')",
     "extend": "cascade.extend((select max(claim) from batches where queue = '{q}'))",
     "dispatch_work": "cascade.dispatch_work('{q}')",
     "tend_work": "cascade.tend_work()",
+    "next_work_due": "cascade.next_work_due('{q}')",
     "tick": "cascade.tick('{q}')",
     "make_ticks": "cascade.make_ticks()",
     "arm_ticker": "cascade.arm_ticker()",
@@ -182,13 +184,13 @@ NODE = {
     "cancel_move", "create_merge_leaf", "describe_merge", "begin_merge", "finish_merge", "store_merge", "tell_merge",
     "measure_log", "digest_spans", "digest_ticks", "digest_events", "read_log", "read_ticks",
     "own_fork", "note_tracker", "reset_leaf", "find_tick", "range_ticks", "range_query",
-    "dispatch_work", "tend_work",
+    "dispatch_work", "tend_work", "next_work_due",
 }  # fmt: skip
 PRODUCER = {"post", "post_many", "reserve_id", "payload_limit"}
 CONSUMER = {
     "subscribe", "unsubscribe", "seek", "next_batch", "batch_events", "finish_batch", "renew_batch", "release_batch",
     "retry_event", "tick_channel", "claim", "consume", "complete", "complete_and_claim", "fail", "bury", "release",
-    "extend",
+    "extend", "alter_consumer",
 }  # fmt: skip
 
 

@@ -13,56 +13,52 @@ comment on function cascade_internal.has_options(json) is 'Whether an event has 
 -- The options of one event.  Whoever inserts writes what he likes, so this never raises: what cannot be
 -- is told in `problem`, and the message is then a plain one.
 create or replace function cascade_internal.message_options(
-    headers json, posted timestamptz,
-    out deliver_at timestamptz, out expires_at timestamptz, out class smallint, out after bigint[], out after_in jsonb,
-    out dedupe_key text, out problem text)
+    headers json, posted timestamptz)
+returns cascade_internal.work_options
 language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_name  text;
-    v_value jsonb;
-    v_text  text;
+    v_options cascade_internal.work_options;
+    v_name    text;
+    v_value   jsonb;
+    v_text    text;
 begin
-    message_options.class := 3;
+    v_options.class := 3;
     if not cascade_internal.has_options(message_options.headers) then
-        return;
+        return v_options;
     elsif json_typeof(message_options.headers) <> 'object' or message_options.headers->'cascade.options' is null then
-        return; -- The words stand somewhere deeper: they are the application's.
+        return v_options; -- The words stand somewhere deeper: they are the application's.
     elsif json_typeof(message_options.headers->'cascade.options') <> 'object' then
-        message_options.problem := 'cascade.options is not a JSON object';
-        return;
+        v_options.problem := 'cascade.options is not a JSON object';
+        return v_options;
     end if;
     for v_name, v_value in select o.key, o.value from jsonb_each((message_options.headers->>'cascade.options')::jsonb) as o loop
         continue when v_value = 'null';
         v_text := v_value #>> '{}';
         case v_name
-            when 'deliver_at' then message_options.deliver_at := cascade_internal.read_time(v_text);
-            when 'delay' then message_options.deliver_at := message_options.posted + cascade_internal.read_delay(v_text);
-            when 'expires_at' then message_options.expires_at := cascade_internal.read_time(v_text);
-            when 'priority' then message_options.class := v_text::smallint;
-            when 'after' then message_options.after := cascade_internal.read_ids(v_value);
-            when 'after_in' then message_options.after_in := v_value;
-            when 'dedupe_key' then message_options.dedupe_key := v_text;
+            when 'deliver_at' then v_options.deliver_at := cascade_internal.read_time(v_text);
+            when 'delay' then v_options.deliver_at := message_options.posted + cascade_internal.read_delay(v_text);
+            when 'expires_at' then v_options.expires_at := cascade_internal.read_time(v_text);
+            when 'priority' then v_options.class := v_text::smallint;
+            when 'after' then v_options.after := cascade_internal.read_ids(v_value);
+            when 'after_in' then v_options.after_in := v_value;
+            when 'dedupe_key' then v_options.dedupe_key := v_text;
             else raise exception 'there is no option "%"', v_name using errcode = '22023';
         end case;
-        if v_name = 'priority' and message_options.class not between 1 and 4 then
+        if v_name = 'priority' and v_options.class not between 1 and 4 then
             raise exception 'out of range' using errcode = '22023';
         elsif v_name = 'after_in' then
             perform cascade_internal.read_ids(i.value) from jsonb_each(v_value) as i;
         end if;
     end loop;
-    if message_options.expires_at <= message_options.deliver_at then
+    if v_options.expires_at <= v_options.deliver_at then
         raise exception 'it expires before it is to be delivered' using errcode = '22023';
     end if;
+    return v_options;
 exception when data_exception or program_limit_exceeded then
-    message_options.problem := case when v_name is null or sqlerrm like 'there is no option%' or sqlerrm like 'it expires%' then sqlerrm
+    v_options.problem := case when v_name is null or sqlerrm like 'there is no option%' or sqlerrm like 'it expires%' then sqlerrm
                                     else format('%s is %s: %s', v_name, left(v_value::text, 60), sqlerrm) end;
-    message_options.deliver_at := null;
-    message_options.expires_at := null;
-    message_options.class := 3;
-    message_options.after := null;
-    message_options.after_in := null;
-    message_options.dedupe_key := null;
+    return (null, null, 3, null, null, null, v_options.problem)::cascade_internal.work_options;
 end
 $$;
 comment on function cascade_internal.message_options(json, timestamptz) is 'What an event says about how it is to be worked; never raises.';

@@ -1,0 +1,228 @@
+-- Document 002 in words: each topic has a maximum of messages in hand; each class has its share of that, and never lends it to a
+-- lower one, which throttles a flood of unimportant messages by itself.  A class draws up to half its share at a time.  Within it
+-- organisations are drawn at random and its room is divided among them; what one cannot fill goes to the others.  Within an
+-- organisation the oldest message goes first.
+create or replace function cascade_internal.draw_fairly(
+    work cascade_internal.work_consumer, count integer, claim_id bigint, at timestamptz, in_caller boolean)
+returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+as $$
+declare
+    v_id      constant integer := (draw_fairly.work).subscription_id;
+    v_left    integer := draw_fairly.count;
+    v_counted jsonb;
+    v_topic   text;
+    v_rooms   integer[];
+    v_active  integer[];
+    v_room    integer;
+    v_free    integer;
+    v_drawn   integer;
+begin
+    if v_left <= 0 then
+        return;
+    end if;
+    -- How many of each topic and class are in hand.
+    select jsonb_object_agg(t.topic, t.counts) into v_counted
+      from (select coalesce(a.type, '') as topic,
+                   array[count(*) filter (where a.class = 1), count(*) filter (where a.class = 2),
+                         count(*) filter (where a.class = 3), count(*) filter (where a.class = 4)] as counts
+              from cascade_internal.work_active as a
+             where a.subscription_id = v_id
+             group by 1) as t;
+    foreach v_topic in array cascade_internal.waiting_topics(v_id) loop
+        v_rooms := coalesce((select array_agg(r::integer order by n)
+                               from jsonb_array_elements_text((draw_fairly.work).topics->v_topic) with ordinality as x(r, n)),
+                            (draw_fairly.work).rooms);
+        v_active := coalesce((select array_agg(c::integer order by n)
+                                from jsonb_array_elements_text(v_counted->v_topic) with ordinality as x(c, n)), '{0,0,0,0}');
+        v_free := coalesce(((draw_fairly.work).options->'topics'->>v_topic)::numeric::integer, (draw_fairly.work).max_active)
+                  - v_active[1] - v_active[2] - v_active[3] - v_active[4];
+        for v_class in 1 .. 4 loop
+            exit when draw_fairly.in_caller and v_left <= 0;
+            v_room := least(v_rooms[v_class] - v_active[v_class], (v_rooms[v_class] + 1) / 2, v_free);
+            if draw_fairly.in_caller then
+                v_room := least(v_room, v_left);
+            end if;
+            continue when v_room <= 0;
+            v_drawn := cascade_internal.draw_class(draw_fairly.work, v_class::smallint, v_topic, v_room, v_left,
+                                                   draw_fairly.claim_id, draw_fairly.at);
+            v_free := v_free - v_drawn;
+            v_left := greatest(v_left - v_drawn, 0);
+        end loop;
+        exit when v_left <= 0;
+    end loop;
+end
+$$;
+comment on function cascade_internal.draw_fairly(cascade_internal.work_consumer, integer, bigint, timestamptz, boolean)
+    is 'Draws messages by class and organisation.';
+
+-- Draws up to room messages of one class and topic.
+create or replace function cascade_internal.draw_class(
+    work cascade_internal.work_consumer, class smallint, topic text, room integer, claimed integer, claim_id bigint, at timestamptz)
+returns integer
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_orgs   bigint[] := cascade_internal.draw_orgs((draw_class.work).subscription_id, draw_class.class, draw_class.topic, draw_class.room);
+    v_drawn  integer := 0;
+    v_each   integer;
+    v_counts integer[];
+    v_got    integer;
+begin
+    -- Each round divides what is left among those who had as much as they were asked for.
+    while v_orgs <> '{}' and v_drawn < draw_class.room loop
+        v_each := ceil((draw_class.room - v_drawn)::numeric / cardinality(v_orgs));
+        v_counts := cascade_internal.move_waiting(
+            draw_class.work, draw_class.class, draw_class.topic, v_orgs, v_each, draw_class.room - v_drawn,
+            greatest(draw_class.claimed - v_drawn, 0), draw_class.claim_id, draw_class.at);
+        v_got := (select sum(c) from unnest(v_counts) as c);
+        exit when v_got = 0;
+        v_drawn := v_drawn + v_got;
+        v_orgs := array(select o.org from unnest(v_orgs, v_counts) with ordinality as o(org, got, n) where o.got = v_each order by o.n);
+    end loop;
+    return v_drawn;
+end
+$$;
+comment on function cascade_internal.draw_class(cascade_internal.work_consumer, smallint, text, integer, integer, bigint, timestamptz)
+    is 'Draws messages of one class and topic.';
+
+-- The topics of which messages wait, beginning at a random one.  Each costs an index probe per class, however many messages it has.
+create or replace function cascade_internal.waiting_topics(subscription_id integer)
+returns text[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_topics text[];
+    v_first  integer;
+begin
+    with recursive step(class, topic) as (
+        select c.class, (select w.topic from cascade_internal.work_waiting as w
+                          where w.subscription_id = waiting_topics.subscription_id and w.class = c.class
+                          order by w.topic limit 1)
+          from (values (1::smallint), (2::smallint), (3::smallint), (4::smallint)) as c(class)
+        union all
+        select s.class, (select w.topic from cascade_internal.work_waiting as w
+                          where w.subscription_id = waiting_topics.subscription_id and w.class = s.class and w.topic > s.topic
+                          order by w.topic limit 1)
+          from step as s
+         where s.topic is not null)
+    select array_agg(distinct s.topic) filter (where s.topic is not null) into v_topics from step as s;
+    v_first := floor(random() * cardinality(v_topics))::integer;
+    return coalesce(v_topics[v_first + 1 :] || v_topics[: v_first], '{}');
+end
+$$;
+comment on function cascade_internal.waiting_topics(integer) is 'The topics of which messages wait.';
+
+-- Organisations of which messages of a class and topic wait, up to so many, beginning at a random place of the circle on which their hashes
+-- lie.  Each costs one index probe.
+create or replace function cascade_internal.draw_orgs(subscription_id integer, class smallint, topic text, most integer)
+returns bigint[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_start constant bigint := hashtextextended(random()::text, 0);
+    v_low   constant bigint := -9223372036854775808;
+    v_orgs  bigint[] := cascade_internal.next_orgs(draw_orgs.subscription_id, draw_orgs.class, draw_orgs.topic, v_start, 9223372036854775807, draw_orgs.most);
+begin
+    if cardinality(v_orgs) < draw_orgs.most then
+        v_orgs := v_orgs || cascade_internal.next_orgs(draw_orgs.subscription_id, draw_orgs.class, draw_orgs.topic, v_low, v_start - 1,
+                                                       draw_orgs.most - cardinality(v_orgs));
+    end if;
+    return v_orgs;
+end
+$$;
+comment on function cascade_internal.draw_orgs(integer, smallint, text, integer) is 'Some organisations of which messages wait.';
+
+create or replace function cascade_internal.next_orgs(
+    subscription_id integer, class smallint, topic text, first bigint, last bigint, most integer)
+returns bigint[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return array(
+        with recursive step(org) as (
+            (select w.org
+               from cascade_internal.work_waiting as w
+              where w.subscription_id = next_orgs.subscription_id and w.class = next_orgs.class and w.topic = next_orgs.topic
+                and w.org between next_orgs.first and next_orgs.last
+              order by w.org limit 1)
+            union all
+            select (select w.org
+                      from cascade_internal.work_waiting as w
+                     where w.subscription_id = next_orgs.subscription_id and w.class = next_orgs.class and w.topic = next_orgs.topic
+                       and w.org > s.org and w.org <= next_orgs.last
+                     order by w.org limit 1)
+              from step as s
+             where s.org is not null)
+        select s.org from step as s where s.org is not null limit next_orgs.most);
+end
+$$;
+comment on function cascade_internal.next_orgs(integer, smallint, text, bigint, bigint, integer) is 'Organisations of which messages wait, along the circle.';
+
+-- One message at a time per key, the oldest first.  Who takes a key's message holds the key until his transaction ends, and looks at
+-- it only then, with a new snapshot: so no two ever have one key at once.  A key is busy while a message of it is in hand, and
+-- while one that failed waits for its next attempt.
+create or replace function cascade_internal.draw_keys(
+    work cascade_internal.work_consumer, count integer, claim_id bigint, at timestamptz)
+returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_id   constant integer := (draw_keys.work).subscription_id;
+    v_left integer := draw_keys.count;
+    v_busy constant bigint[] := cascade_internal.busy_keys(v_id);
+    v_org  bigint;
+begin
+    foreach v_org in array cascade_internal.draw_orgs(v_id, 3::smallint, '', v_left + cardinality(v_busy) + 20) loop
+        continue when v_org = any (v_busy) or not pg_try_advisory_xact_lock(hashint8extended(v_org, v_id));
+        v_left := v_left - cascade_internal.draw_key(draw_keys.work, v_org, draw_keys.claim_id, draw_keys.at);
+        exit when v_left <= 0;
+    end loop;
+end
+$$;
+comment on function cascade_internal.draw_keys(cascade_internal.work_consumer, integer, bigint, timestamptz) is 'Hands out one message each of keys that are free.';
+
+create or replace function cascade_internal.busy_keys(subscription_id integer)
+returns bigint[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+as $$
+begin
+    return array(select a.org from cascade_internal.work_active as a where a.subscription_id = busy_keys.subscription_id and a.org is not null
+                 union
+                 select h.org from cascade_internal.work_held as h where h.subscription_id = busy_keys.subscription_id and h.attempt > 0);
+end
+$$;
+comment on function cascade_internal.busy_keys(integer) is 'Keys of which a message is in hand, or waits for its next attempt.';
+
+-- The oldest message of a key that the caller holds: 1 if it was handed out.  One that somebody is removing keeps the key waiting.
+create or replace function cascade_internal.draw_key(
+    work cascade_internal.work_consumer, org bigint, claim_id bigint, at timestamptz)
+returns integer
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+as $$
+declare
+    v_id constant integer := (draw_key.work).subscription_id;
+begin
+    if exists (select from cascade_internal.work_active as a where a.subscription_id = v_id and a.org = draw_key.org)
+       or exists (select from cascade_internal.work_held as h where h.subscription_id = v_id and h.org = draw_key.org and h.attempt > 0) then
+        return 0;
+    end if;
+    perform from cascade_internal.work_waiting as w
+      where w.subscription_id = v_id and w.class = 3
+        and w.id = (select o.id from cascade_internal.work_waiting as o
+                     where o.subscription_id = v_id and o.class = 3 and o.topic = '' and o.org = draw_key.org
+                     order by o.id limit 1)
+        for update skip locked;
+    if not found then
+        return 0;
+    end if;
+    return (cascade_internal.move_waiting(draw_key.work, 3::smallint, '', array[draw_key.org], 1, 1, 1, draw_key.claim_id, draw_key.at))[1];
+end
+$$;
+comment on function cascade_internal.draw_key(cascade_internal.work_consumer, bigint, bigint, timestamptz) is 'Hands out the oldest message of a key, if it is free.';
