@@ -84,13 +84,18 @@ def find_range(
     return from_tick, to_tick
 
 
-def ticks(conn: Connection, queue: str, from_tick: TickId, to_tick: TickId) -> list[Tick]:
-    """Return `from_tick` and the ticks that follow, up to `to_tick`; ExpiredError when not all is held."""
+def ticks(
+    conn: Connection, queue: str, from_tick: TickId, to_tick: TickId | None = None, most: int | None = None
+) -> list[Tick]:
+    """Return `from_tick` and the ticks that follow, up to `to_tick`, at most so many.
+
+    ExpiredError says that not all of their events are held.
+    """
     with translated():
         rows = conn.execute(
             'select t.tick_id, t.prev_tick, t."time", t.high, t."open", t.total'
-            " from cascade.range_ticks(%s, %s, %s) as t order by t.tick_id",
-            (queue, from_tick, to_tick),
+            " from cascade.range_ticks(%s, %s, %s, %s) as t order by t.tick_id",
+            (queue, from_tick, to_tick, most),
         ).fetchall()
     return [Tick(*row) for row in rows]  # type: ignore[arg-type]
 

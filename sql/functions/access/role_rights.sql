@@ -114,7 +114,7 @@ as $$
            'cascade.read_log(text, bigint, bigint, bigint[]),'
            'cascade.read_ticks(text, bigint, bigint),'
            'cascade.find_tick(text, text),'
-           'cascade.range_ticks(text, bigint, bigint),'
+           'cascade.range_ticks(text, bigint, bigint, bigint),'
            'cascade.range_query(text, bigint, bigint)'
 $$;
 comment on function cascade_internal.node_functions() is 'The functions granted to node daemons.';

@@ -29,9 +29,10 @@ end
 $$;
 comment on function cascade.find_tick(text, text) is 'A place in a queue (earliest, latest, a tick id, a timestamp) as a tick id.';
 
--- cascade.range_ticks(queue, from_tick, to_tick): from_tick and the ticks that follow it, up to to_tick.  total
--- counts events, so the difference of two ticks says how many are between them.
-create or replace function cascade.range_ticks(queue text, from_tick bigint, to_tick bigint)
+-- cascade.range_ticks(queue, from_tick, to_tick, max_ticks): from_tick and the ticks that follow it, up to to_tick and at
+-- most max_ticks of them; null is no limit.  total counts events, so the difference of two ticks says how
+-- many are between them.
+create or replace function cascade.range_ticks(queue text, from_tick bigint, to_tick bigint default null, max_ticks bigint default null)
 returns table (tick_id bigint, prev_tick bigint, "time" timestamptz, high bigint, "open" bigint[], total bigint)
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -41,10 +42,11 @@ begin
     perform cascade_internal.whole_tick(v_queue, range_ticks.from_tick);
     return query execute format(
         'select t.tick_id, t.prev_tick, t."time", t.high, t."open", t.total from (%s) as t'
-        ' where t.tick_id between %s and %s order by t.tick_id', cascade_internal.held_ticks(v_queue), range_ticks.from_tick, range_ticks.to_tick);
+        ' where t.tick_id >= %s and t.tick_id <= %s order by t.tick_id limit %s', cascade_internal.held_ticks(v_queue),
+        range_ticks.from_tick, coalesce(range_ticks.to_tick, 9223372036854775807), coalesce((range_ticks.max_ticks + 1)::text, 'all'));
 end
 $$;
-comment on function cascade.range_ticks(text, bigint, bigint) is 'The ticks of a range, with what is needed to tell which of them an event belongs to.';
+comment on function cascade.range_ticks(text, bigint, bigint, bigint) is 'The ticks of a range, with what is needed to tell which of them an event belongs to.';
 
 -- cascade.range_query(queue, from_tick, to_tick): the query that reads the events after from_tick up to to_tick.
 -- Raises QC402 when they are no longer held whole.  TRUNCATE obeys no snapshot, so who has read them asks
