@@ -11,10 +11,17 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.fixtures.backend import Backend, labels, start
+from cascade.errors import CascadeError
+from tests.fixtures.backend import Backend, borrowed, labels, start
 from tests.fixtures.database import Database
+from tests.fixtures.supply import Choice, Supply, check_containers, check_embedded, choose
 
-LABELS = labels()
+try:
+    CHOICE, LABELS = choose(os.environ), labels(choose(os.environ))
+except CascadeError:  # pytest_configure tells it, without a traceback
+    CHOICE, LABELS = Choice(), []
+#: Holds the server that somebody gave us, from the start of a run to its end.
+BORROWED = pytest.StashKey[ExitStack]()
 #: Under this name a test's report carries what it wants to have told at the end of the run.
 TOLD = "told"
 
@@ -48,13 +55,41 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(line)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     # It would win over the passwords that the tests' connection strings name.
     os.environ.pop("PGPASSWORD", None)
     # A shell that runs us in the background has SIGINT ignored, and the programs that tests start
     # and interrupt would inherit that; a handler of ours is reset to the default for them.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not hasattr(config, "workerinput"):  # xdist's workers use what their leader has checked and prepared
+        config.stash[BORROWED] = ExitStack()
+        try:
+            _check_servers(config.stash[BORROWED])
+        except CascadeError as error:
+            raise pytest.UsageError(str(error)) from None
+
+
+def _check_servers(stack: ExitStack) -> None:
+    match choose(os.environ):
+        case Choice(supply=Supply.EMBEDDED):
+            check_embedded()
+        case Choice(supply=Supply.CONTAINERS, image=image):
+            check_containers(image)
+        case Choice(supply=Supply.GIVEN, dsn=dsn):
+            stack.enter_context(borrowed(dsn))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash.get(BORROWED, ExitStack()).close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if CHOICE.supply is Supply.GIVEN:
+        # Transactions of one test hold up another's ticks and rotations: there is one server, so one worker uses it.
+        for item in items:
+            if "backends" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group("given"), append=False)
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +108,9 @@ def backends(templates: Path) -> Iterator[Callable[..., Backend]]:
         started: dict[tuple[str, tuple[tuple[str, str], ...]], Backend] = {}
 
         def get(label: str, **settings: str) -> Backend:
-            wanted = (label, tuple(sorted(settings.items())))
+            # Nobody but its owner sets up a given server: it is the same whatever is asked for.
+            asked = {} if CHOICE.supply is Supply.GIVEN else settings
+            wanted = (label, tuple(sorted(asked.items())))
             if wanted not in started:
                 # Servers made from one template share a system identifier; a named one has its own.
                 home = templates / settings.get("application_name", "usual")

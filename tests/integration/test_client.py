@@ -301,8 +301,7 @@ async def test_a_database_without_cascade_is_recognised(backend: object) -> None
 async def test_a_client_reconnects_after_the_call_that_met_the_loss(client: cascade.Client, db: Database) -> None:
     queue = client.queue("q")
     await queue.publish(1)
-    admin = db.admin()
-    admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'cascade/client'")
+    db.terminate("cascade/client")
     with pytest.raises(errors.TransientError):
         await queue.publish(2)
     await queue.publish(3)

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
-import pytest
 
 from cascade.sql import VERSION, migrate
 from tests.conftest import LABELS
@@ -75,18 +74,17 @@ def test_the_daemon_installs_the_schema_and_serves(backend: Backend, tmp_path: P
 
 def test_the_daemon_survives_the_restart_of_its_database(backends: Callable[..., Backend], tmp_path: Path) -> None:
     backend = backends(LABELS[0], application_name="restarted")
-    if backend.server is None:
-        pytest.skip("somebody else's server is not restarted")
+    server = backend.need_server()
     port = free_port()
     with Database.fresh(backend) as db:
         db.queue()
         db.rows("select cascade.subscribe('q', 'c')")
         with daemon(db.dsn, tmp_path / "log", "--health", f"127.0.0.1:{port}") as process:
             eventually(lambda: (health(port) or (0,))[0] == 200)
-            backend.server.kill()
+            server.kill()
             found = eventually(lambda: (answer := health(port)) and answer[0] == 503 and answer)
             assert found[1]["healthy"] is False
-            backend.server.start()
+            server.start()
             eventually(lambda: (health(port) or (0,))[0] == 200)
             db.main.close()
             db.insert("after")
@@ -102,6 +100,7 @@ def test_the_daemon_refuses_a_schema_it_does_not_know(db: Database, tmp_path: Pa
 
 
 def test_a_daemon_killed_while_armed_leaves_a_working_queue(db: Database, tmp_path: Path) -> None:
+    db.backend.need_none_prepared()
     db.queue()
     db.rows("select cascade.subscribe('q', 'c')")
     armed = "select bool_and(cascade_internal.is_armed(queue_id, slots)) from cascade_internal.queue"

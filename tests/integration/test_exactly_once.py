@@ -140,6 +140,7 @@ class Workers:
 @pytest.fixture
 def db(backends: Callable[..., Backend]) -> Iterator[Database]:
     with Database.fresh(backends(LABELS[0], max_prepared_transactions="20")) as database:
+        database.backend.need_prepared()
         database.queue(rotation_period="0")
         database.main.execute("create table seen (consumer text, batch bigint, payload int)")
         for consumer in ("alone", "shared"):

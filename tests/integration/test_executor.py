@@ -266,6 +266,7 @@ def test_a_writer_that_holds_the_fence_is_named_and_waited_for_only_so_long(shop
 
 
 def test_a_prepared_transaction_is_named_too(shop: Shop) -> None:
+    shop.root.backend.need_prepared()
     writer = shop.root.connect(autocommit=False)
     shop.root.insert({"n": 5}, conn=writer)
     writer.execute("prepare transaction 'forgotten'")
@@ -533,6 +534,8 @@ def test_a_successor_that_is_lost_before_anybody_copied_from_it_is_followed(
 def test_a_writer_that_delays_a_root_that_fences_itself_is_named(
     shop: Shop, is_prepared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if is_prepared:
+        shop.root.backend.need_prepared()
     monkeypatch.setattr(sentinel_module, "NAME_EVERY_S", 0.02)
     shop.carry_out(failover(shop.cut_off("s1"), "q", "s1", "s2"), **DEAD)
     writer = shop.root.connect(autocommit=False, application_name="nightly import")

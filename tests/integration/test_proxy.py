@@ -26,7 +26,7 @@ def proxy(db: Database, request: pytest.FixtureRequest) -> Iterator[FaultProxy]:
     if request.param == "tcp" and server is not None:
         made = FaultProxy("127.0.0.1", server.port)
     elif request.param == "tcp":
-        pytest.skip("a server of somebody else is reached in its own way")
+        pytest.skip(f"needs a server with a socket and a port of ours, and the {db.backend.label} one has its own")
     else:
         made = FaultProxy.before(db.dsn)
     with made as proxy:

@@ -282,7 +282,6 @@ async def test_cooperating_streams_share_the_events(client: cascade.Client, tick
 
 async def test_a_stream_survives_the_loss_of_its_connections(client: cascade.Client, ticking: Database) -> None:
     queue = client.queue("q")
-    admin = ticking.admin()
     found: list[object] = []
     stream = queue.stream("c", poll_s=0.2)
     async with asyncio.timeout(30), stream:
@@ -290,9 +289,7 @@ async def test_a_stream_survives_the_loss_of_its_connections(client: cascade.Cli
         async for batch in stream:
             async with batch:
                 found += [event.payload for event in batch]
-                admin.execute(
-                    "select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'cascade/c/%'"
-                )
+                ticking.terminate("cascade/c/%")
             if len(found) == 5:
                 break
             await queue.publish(len(found))
@@ -323,7 +320,6 @@ async def test_a_stream_makes_progress_without_notifications(
 async def test_a_stream_goes_on_where_listening_is_refused(ticking: Database, caplog: pytest.LogCaptureFixture) -> None:
     """As some poolers do; it says so once, and not again after each reconnect."""
     ticking.rows("select cascade.subscribe('q', 'c')")
-    admin, reader = ticking.admin(), "application_name = 'cascade/c/read'"
     with FaultProxy.before(ticking.dsn) as proxy:
         proxy.misspell(b"listen ")
         async with cascade.connect(proxy.dsn(ticking.dsn)) as client:
@@ -337,7 +333,7 @@ async def test_a_stream_goes_on_where_listening_is_refused(ticking: Database, ca
                         found += [event.payload for event in batch]
                     if len(found) == 3:
                         break
-                    admin.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where {reader}".encode())
+                    ticking.terminate("cascade/c/read")
                     await queue.publish(len(found))
     assert found == [0, 1, 2] and stream.reconnects > 0
     [said] = [record.message for record in caplog.records if "LISTEN" in record.message]

@@ -84,7 +84,6 @@ def test_a_stream_passes_batches_without_events(db: Database) -> None:
 
 
 def test_a_stream_survives_the_loss_of_its_connection(db: Database) -> None:
-    admin = db.admin()
     found: list[object] = []
     with cascade.sync.connect(db.dsn) as client:
         db.insert(0)
@@ -94,9 +93,7 @@ def test_a_stream_survives_the_loss_of_its_connection(db: Database) -> None:
                 found += [event.payload for event in batch]
             if len(found) == 5:
                 break
-            admin.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'cascade/client'"
-            )
+            db.terminate("cascade/client")
             db.insert(len(found))
             db.tick()
     assert found == [0, 1, 2, 3, 4]

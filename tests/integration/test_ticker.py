@@ -138,6 +138,7 @@ async def test_a_queue_made_under_traffic_is_armed_too(db: Database) -> None:
 async def test_where_transactions_may_be_prepared_the_ticker_polls(backends: Callable[..., Backend]) -> None:
     """A transaction that has notified cannot be prepared: producers must never notify there."""
     with Database.fresh(backends(LABELS[0], max_prepared_transactions="20")) as db:
+        db.backend.need_prepared()
         db.queue()
         # As restored from the dump of a server where the ticker slept.
         db.main.execute("select cascade_internal.set_register(q, 0, true) from cascade_internal.queue as q")
@@ -190,9 +191,7 @@ async def test_a_lost_database_ends_the_run_with_a_named_error(db: Database) -> 
     ticker = Ticker(db.dsn)
     task = asyncio.create_task(ticker.run(stop))
     await until(lambda: ticker.turned_at is not None)
-    db.admin().execute(
-        "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'cascade/ticker'"
-    )
+    db.terminate("cascade/ticker")
     with pytest.raises((TransientError, psycopg.OperationalError)):
         async with asyncio.timeout(20):
             await task

@@ -305,6 +305,7 @@ class LogMachine(RuleBasedStateMachine):
 @pytest.fixture
 def prepared_db(backends: Callable[..., Backend]) -> Iterator[Database]:
     with Database.fresh(backends(LABELS[0], max_prepared_transactions="20")) as database:
+        database.backend.need_prepared()
         yield database
 
 

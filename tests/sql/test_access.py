@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator
 
 import psycopg
 import pytest
-from psycopg import sql
 
 from cascade.sql import migrate
-from tests.fixtures.backend import OWNER
+from tests.fixtures.backend import OWNER, PREFIX
 from tests.fixtures.database import Database
 from tests.fixtures.expect import refused
-
-_numbers = itertools.count()
+from tests.fixtures.roles import add_to, role_on
 
 
 @pytest.fixture
 def role(db: Database) -> Iterator[str]:
     """A role with no rights."""
-    name = f"role_{db.name}_{next(_numbers)}"
-    admin = db.admin()
-    admin.execute(sql.SQL("create role {} login password 'test'").format(sql.Identifier(name)))
-    yield name
-    admin = psycopg.connect(db.backend.admin_dsn, dbname=db.name, autocommit=True)
-    admin.execute(sql.SQL("drop owned by {}").format(sql.Identifier(name)))
-    admin.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
-    admin.close()
+    with role_on(db) as name:
+        yield name
 
 
 @pytest.fixture
@@ -382,15 +373,14 @@ def test_rights_follow_the_role_that_calls(db: Database, role: str) -> None:
 
 
 def test_the_admin_role_may_do_everything_and_the_node_role_its_part(db: Database, role: str) -> None:
-    admin = db.admin()
-    admin.execute(f"grant cascade_node to {role}".encode())
+    add_to(db, role, "cascade_node")
     conn = db.connect(role)
     open_batches(db, conn)
     node = {"tick", "make_ticks", "arm_ticker", "disarm_ticker", "rotate", "version"}
     allowed = {name for name, call in CALLS.items() if outcome(conn, f"select {call.format(q='q')}") != "42501"}
     assert allowed == node | CONSUMER | NODE
     assert outcome(conn, "select * from cascade.rotation") == "ok"
-    admin.execute(f"grant cascade_admin to {role}".encode())
+    add_to(db, role, "cascade_admin")
     assert outcome(conn, "select cascade.create_queue('mine')") == "ok"
     assert outcome(conn, "select cascade.post('q', '1')") == "ok"
     assert outcome(conn, "insert into queue.q (payload) values ('1')") == "ok"
@@ -400,7 +390,7 @@ def test_the_admin_role_may_do_everything_and_the_node_role_its_part(db: Databas
 
 def test_a_daemon_s_role_cannot_pass_itself_off_as_a_producer(db: Database, role: str) -> None:
     """It may use the schema that holds the inner functions, which believe who they are told calls."""
-    db.admin().execute(sql.SQL("grant cascade_node to {}").format(sql.Identifier(role)))
+    add_to(db, role, "cascade_node")
     conn = db.connect(role)
     for call in (
         f"cascade_internal.post('q', '1', null, null, null, null, '{OWNER}'{NO_OPTIONS})",
@@ -458,17 +448,11 @@ def test_a_reserved_id_belongs_to_the_role_that_reserved_it(db: Database, role: 
 
 
 def test_hostile_role_names_are_quoted(db: Database) -> None:
-    admin = db.admin()
-    name = f'Bob "x"; {db.name}'
-    admin.execute(sql.SQL("create role {}").format(sql.Identifier(name)))
-    try:
+    with role_on(db, name=f'{PREFIX}Bob "x"; {db.name}') as name:
         db.rows("select cascade.grant_producer('q', %s)", name)
         db.rows("select cascade.grant_consumer('q', 'c', %s)", name)
         db.rows("select cascade.revoke_consumer('q', 'c', %s)", name)
         db.rows("select cascade.revoke_producer('q', %s)", name)
-    finally:
-        admin.execute(sql.SQL("drop owned by {}").format(sql.Identifier(name)))
-        admin.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
 
 
 def test_no_message_of_ours_contains_a_secret(db: Database) -> None:

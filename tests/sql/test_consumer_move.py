@@ -8,12 +8,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from tests.fixtures.database import eventually
 from tests.fixtures.expect import refused
 from tests.fixtures.nodes import Node, Nodes
+from tests.fixtures.roles import role_on
 
 Document = dict[str, Any]
 
@@ -412,13 +412,8 @@ def test_a_batch_is_taken_before_a_move_or_not_at_all(pair: tuple[Node, Node]) -
 @pytest.fixture
 def role(pair: tuple[Node, Node]) -> Iterator[str]:
     """A role of both nodes' server."""
-    name = f"reader_{pair[0].name}"
-    admin = pair[0].admin()
-    admin.execute(sql.SQL("create role {} login password 'test'").format(sql.Identifier(name)))
-    yield name
-    for node in pair:
-        node.admin().execute(sql.SQL("drop owned by {}").format(sql.Identifier(name)))
-    admin.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+    with role_on(*pair) as made:
+        yield made
 
 
 def test_roles_that_are_there_may_read_there_and_the_others_are_listed(pair: tuple[Node, Node], role: str) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +15,7 @@ from psycopg.types.json import Jsonb
 
 from tests.fixtures.expect import refused
 from tests.fixtures.nodes import Fetched, Node, Nodes, same
-
-_roles = itertools.count()
+from tests.fixtures.roles import add_to, role_on
 
 #: Accepted by json and to be carried as they are; jsonb would change or refuse most of them.
 ODD = [
@@ -56,20 +54,6 @@ def texts(node: Node) -> list[tuple[Any, ...]]:
     return node.rows(
         "select id, time, txid, type, key, payload::text, headers::text, origin, origin_id from queue.q order by id"
     )
-
-
-@contextmanager
-def role_on(*nodes: Node, grant: str = "") -> Iterator[str]:
-    """A role that may log in, and no more than what is granted to it."""
-    name = f"role_{nodes[0].name}_{next(_roles)}"
-    admins = [node.admin() for node in nodes]
-    admins[0].execute(f"create role {name} login password 'test' {grant}".encode())
-    try:
-        yield name
-    finally:
-        for admin in admins:
-            admin.execute(f"drop owned by {name} cascade".encode())
-        admins[0].execute(f"drop role {name}".encode())
 
 
 # What arrives
@@ -155,6 +139,7 @@ def test_empty_ticks_are_copied_too(nodes: Nodes) -> None:
 def test_nothing_in_flight_at_the_root_is_missed_or_doubled(nodes: Nodes) -> None:
     """Long transactions, savepoints, prepared ones: each event is in the batch it is in at the root."""
     s1, s2 = nodes.line()
+    s1.backend.need_prepared()
     s1.rows("select cascade.subscribe('q', 'c')")
     s2.rows("select cascade.subscribe('q', 'c', 'earliest')")
     long, prepared, lost = (s1.connect(autocommit=False) for _ in range(3))
@@ -163,7 +148,7 @@ def test_nothing_in_flight_at_the_root_is_missed_or_doubled(nodes: Nodes) -> Non
     prepared.autocommit = True
     prepared.execute("begin")
     s1.insert("prepared", conn=prepared)
-    prepared.execute("prepare transaction 'later'")
+    prepared.execute(f"prepare transaction 'later {s1.name}'".encode())
     nodes.settle()
     s1.insert("plain 1")
     long.execute("savepoint a")
@@ -177,7 +162,7 @@ def test_nothing_in_flight_at_the_root_is_missed_or_doubled(nodes: Nodes) -> Non
     s1.tick()
     long.commit()
     s1.tick()
-    prepared.execute("commit prepared 'later'")
+    prepared.execute(f"commit prepared 'later {s1.name}'".encode())
     nodes.settle()
     expected = ["plain 1", "plain 2", "long 1", "long 2", "prepared"]
     assert s1.drain(max_ticks=1) == s2.drain(max_ticks=1) == expected
@@ -275,7 +260,8 @@ def test_a_daemon_needs_no_more_than_the_role_cascade_node(nodes: Nodes) -> None
     s1, s2 = nodes.line()
     s1.insert(1)
     s1.tick()
-    with role_on(s1, s2, grant="in role cascade_node") as daemon:
+    with role_on(s1, s2) as daemon:
+        add_to(s1, daemon, "cascade_node")
         mine = {node: (node.main, node.connect(user=daemon)) for node in (s1, s2)}
         for node, (_, conn) in mine.items():
             node._main = conn

@@ -10,6 +10,7 @@ from cascade.topology.dsn import holds_secret
 from tests.fixtures.database import Database, eventually
 from tests.fixtures.expect import refused
 from tests.fixtures.nodes import Node, Nodes, create_node, same
+from tests.fixtures.roles import role_on
 
 # Sets
 
@@ -504,10 +505,7 @@ def test_a_transaction_with_an_older_snapshot_is_refused_too(nodes: Nodes) -> No
 def test_a_producer_of_a_copy_is_told_where_the_root_is(nodes: Nodes) -> None:
     """Whoever has the right to insert gets the refusal, not an error about a table he may not see."""
     _, s2 = nodes.line()
-    admin = s2.admin()
-    role = f"producer_{s2.name}"
-    admin.execute(f"create role {role} login password 'test'".encode())
-    try:
+    with role_on(s2) as role:
         s2.rows("select cascade.grant_producer('q', %s)", role)
         producer = s2.connect(user=role)
         with refused("QC401", REFUSAL):
@@ -515,8 +513,6 @@ def test_a_producer_of_a_copy_is_told_where_the_root_is(nodes: Nodes) -> None:
         with refused("QC401", REFUSAL):
             producer.execute("select cascade.post('q', '1')")
         producer.close()
-    finally:
-        admin.execute(f"drop owned by {role}; drop role {role}".encode())
 
 
 def test_a_copy_makes_no_ticks(nodes: Nodes) -> None:

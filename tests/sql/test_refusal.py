@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 from tests.fixtures.expect import refused
 from tests.fixtures.failover import Switchover, demote, stand_down
 from tests.fixtures.nodes import Node, Nodes
+from tests.fixtures.roles import role_on
 
 RAISE = "create trigger cascade_fence before insert on queue.q execute function cascade_internal.refuse_insert()"
 
@@ -136,17 +137,13 @@ def test_a_fenced_root_hands_out_no_ids(nodes: Nodes) -> None:
 def test_a_producer_who_may_see_nothing_is_told_where_to_go(nodes: Nodes) -> None:
     s1 = nodes.root()
     fence(s1, "over", "x")
-    admin, role = s1.admin(), f"producer_{s1.name}"
-    admin.execute(f"create role {role} login password 'test'".encode())
-    try:
+    with role_on(s1) as role:
         s1.rows("select cascade.grant_producer('q', %s)", role)
         producer = s1.connect(user=role)
         for statement in ("insert into queue.q (payload) values ('1')", "select cascade.post('q', '1')"):
             with refused("QC401", "its reign is over"):
                 producer.execute(statement.encode())
         producer.close()
-    finally:
-        admin.execute(f"drop owned by {role}; drop role {role}".encode())
 
 
 def test_through_a_switchover_every_refusal_leads_on(nodes: Nodes) -> None:

@@ -18,15 +18,13 @@ from tests.fixtures.expect import refused
 @pytest.fixture
 def fresh(backends: Callable[..., Backend]) -> Backend:
     """Another server, of the newest version, whose transaction counter is low."""
-    return backends(sorted(LABELS)[-1], max_prepared_transactions="20", application_name="fresh")
+    found = backends(sorted(LABELS)[-1], max_prepared_transactions="20", application_name="fresh")
+    found.need_another()
+    return found
 
 
 def dump(db: Database, path: Path) -> None:
-    server = db.backend.server
-    tool = server.binaries.tool("pg_dump") if server else None
-    if tool is None:
-        pytest.skip("there is no pg_dump")
-    subprocess.run([tool, "--format=plain", f"--file={path}", db.dsn], check=True)
+    subprocess.run([db.backend.need_tool("pg_dump"), "--format=plain", f"--file={path}", db.dsn], check=True)
 
 
 @pytest.fixture
@@ -35,9 +33,7 @@ def restore(fresh: Backend) -> Iterator[Callable[[Path], Database]]:
     with Database.fresh(fresh, with_schema=False) as target:
 
         def run(path: Path) -> Database:
-            assert fresh.server is not None
-            psql = fresh.server.psql
-            assert psql is not None
+            psql = fresh.need_tool("psql")
             # Only a newer pg_dump writes this, and it says nothing about our objects.
             script = "\n".join(line for line in path.read_text().splitlines() if "transaction_timeout" not in line)
             subprocess.run([psql, "-X", "-q", "-v", "ON_ERROR_STOP=1", target.dsn], input=script, text=True, check=True)

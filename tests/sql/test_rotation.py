@@ -130,6 +130,7 @@ def test_the_transaction_that_holds_rotation_is_named(db: Database) -> None:
 
 
 def test_a_prepared_transaction_that_holds_rotation_is_named(db: Database) -> None:
+    db.backend.need_prepared()
     other = db.connect()
     other.execute("begin")
     db.insert("prepared", conn=other)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +12,9 @@ import pytest
 
 from cascade.errors import SchemaError
 from cascade.sql import VERSION, migrate, read_folder
-from tests.fixtures.backend import Backend
+from tests.fixtures.backend import OWNER, PREFIX, Backend
 from tests.fixtures.database import Database
+from tests.fixtures.roles import role_on
 
 
 @pytest.fixture
@@ -198,24 +198,21 @@ def test_a_newer_schema_is_refused(db: Database) -> None:
 
 
 def test_a_role_that_may_not_install_is_told_what_it_needs(empty: Database) -> None:
-    admin = empty.admin()
-    admin.execute(f"create role r_{empty.name} login password 'test'".encode())
-    try:
-        with pytest.raises(SchemaError, match="CREATE on the database"):
-            migrate.install(empty.connect(f"r_{empty.name}"))
-    finally:
-        admin.execute(f"drop role r_{empty.name}".encode())
+    with role_on(empty) as role, pytest.raises(SchemaError, match="CREATE on the database"):
+        migrate.install(empty.connect(role))
 
 
 def test_another_encoding_is_refused(backend: Backend) -> None:
+    name = f"{PREFIX}latin"
+    made = f"create database {name} owner {OWNER} template template0 encoding 'LATIN1' lc_collate 'C' lc_ctype 'C'"
     with psycopg.connect(backend.admin_dsn, autocommit=True) as conn:
-        conn.execute("create database latin template template0 encoding 'LATIN1' lc_collate 'C' lc_ctype 'C'")
-        try:
-            with psycopg.connect(backend.admin_dsn, dbname="latin", autocommit=True) as latin:
-                with pytest.raises(psycopg.Error, match="encoded in LATIN1"):
-                    migrate.install(latin)
-        finally:
-            conn.execute("drop database latin with (force)")
+        conn.execute(made.encode())
+    try:
+        with psycopg.connect(backend.dsn(name), autocommit=True) as latin:
+            with pytest.raises(psycopg.Error, match="encoded in LATIN1"):
+                migrate.install(latin)
+    finally:
+        backend.drop(name)
 
 
 def test_uninstalling_removes_everything(db: Database) -> None:
@@ -231,9 +228,7 @@ def test_uninstalling_removes_everything(db: Database) -> None:
 
 
 def test_psql_alone_can_install_it(empty: Database) -> None:
-    psql = empty.backend.server.psql if empty.backend.server else shutil.which("psql")
-    if psql is None:
-        pytest.skip("there is no psql")
+    psql = empty.backend.need_tool("psql")
     for _ in range(2):
         subprocess.run([psql, "-X", "-q", empty.dsn], input=migrate.psql_script(), text=True, check=True)
     assert migrate.status(empty.main).state == "current"

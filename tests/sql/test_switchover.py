@@ -146,6 +146,7 @@ def test_the_fence_waits_for_a_writer_only_so_long_and_names_it(nodes: Nodes) ->
 
 def test_a_prepared_transaction_is_named(nodes: Nodes) -> None:
     (s1, _s2), step = begun(nodes)
+    s1.backend.need_prepared()
     with s1.connect(autocommit=False) as writer:
         s1.insert(1, conn=writer)
         writer.execute("prepare transaction 'forgotten'")

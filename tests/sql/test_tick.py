@@ -143,6 +143,7 @@ def test_events_of_the_ticking_transaction_come_with_a_later_tick(db: Database) 
 
 
 def test_a_prepared_transaction_comes_when_it_is_committed(db: Database) -> None:
+    db.backend.need_prepared()
     other = db.connect()
     other.execute("begin")
     db.insert("prepared", conn=other)
