@@ -24,12 +24,13 @@ from tests.bench import (
     report,
     single,
     size,
+    work,
 )
 from tests.bench.servers import SETTINGS, driver_name, started
 
 MEASURES = {
     module.NAME: module
-    for module in (single, bulk, publish, reading, size, horizon, latency, copying, merging, hops, failover)
+    for module in (single, bulk, publish, reading, size, horizon, latency, work, copying, merging, hops, failover)
 }
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
@@ -62,6 +63,7 @@ def main(
     PgQ is measured where the server has the extension: apt install postgresql-15-pgq3.
     CASCADE_PG_BIN=/usr/lib/postgresql/15/bin chooses the server.
     Its Python side uses psycopg2, if there: pip install psycopg2-binary; else psycopg 3.
+    The rivals of work mode are measured where they are installed: pip install 'cascade-queue[bench]'.
 
     Without --only, --quick or --rounds the result is written to docs/benchmarks.md.
     """
