@@ -18,10 +18,12 @@ from pathlib import Path
 from cascade.db import connect_sync
 from cascade.errors import CascadeError, ConfigError, SchemaError, TopologyError, TransientError
 from cascade.node import systemd
+from cascade.node.dispatcher import Dispatcher
 from cascade.node.enroll import dsn_of
 from cascade.node.file import TopologyFile
 from cascade.node.health import Health, Report
 from cascade.node.home import Home
+from cascade.node.janitor import Janitor
 from cascade.node.member import MemberRunner
 from cascade.node.rotator import Rotator
 from cascade.node.service import Service, pause
@@ -121,6 +123,8 @@ class Daemon:
         services: list[Service] = [
             Ticker(self.dsn, timeout_s=link_s * 2),
             Rotator(self.dsn, interval_s=self.settings.rotate_every_s, timeout_s=link_s * 4),
+            Dispatcher(self.dsn, timeout_s=link_s * 4),
+            Janitor(self.dsn, timeout_s=link_s * 4),
         ]
         states = [self.report.add(service) for service in services]
         if self.settings.health is not None:

@@ -63,6 +63,8 @@ CALLS = {
     "dispatch_work": "cascade.dispatch_work('{q}')",
     "tend_work": "cascade.tend_work()",
     "next_work_due": "cascade.next_work_due('{q}')",
+    "work_channel": "cascade.work_channel('{q}', 'w')",
+    "work_channels": "cascade.work_channels()",
     "tick": "cascade.tick('{q}')",
     "make_ticks": "cascade.make_ticks()",
     "arm_ticker": "cascade.arm_ticker()",
@@ -175,13 +177,13 @@ NODE = {
     "cancel_move", "create_merge_leaf", "describe_merge", "begin_merge", "finish_merge", "store_merge", "tell_merge",
     "measure_log", "digest_spans", "digest_ticks", "digest_events", "read_log", "read_ticks",
     "own_fork", "note_tracker", "reset_leaf", "find_tick", "range_ticks", "range_query",
-    "dispatch_work", "tend_work", "next_work_due",
+    "dispatch_work", "tend_work", "next_work_due", "work_channels",
 }  # fmt: skip
 PRODUCER = {"post", "post_many", "reserve_id", "payload_limit"}
 CONSUMER = {
     "subscribe", "unsubscribe", "seek", "next_batch", "batch_events", "finish_batch", "renew_batch", "release_batch",
     "retry_event", "tick_channel", "claim", "consume", "complete", "complete_and_claim", "fail", "bury", "release",
-    "extend", "alter_consumer",
+    "extend", "alter_consumer", "work_channel",
 }  # fmt: skip
 
 
