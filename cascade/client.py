@@ -176,7 +176,7 @@ class Queue(Generic[T]):
     """One queue, to publish to and to read from."""
 
     def __init__(self, client: Client, name: QueueName, codec: Codec[T]) -> None:
-        self._client, self.name, self._codec = client, name, codec
+        self.client, self.name, self.codec = client, name, codec
 
     async def publish(
         self,
@@ -209,14 +209,14 @@ class Queue(Generic[T]):
             dedupe_for=dedupe_for,
         )
         message = Message(payload, type, key, headers)
-        query, arguments = producer.post(producer.post_arguments(self.name, self._codec, message, id), options)
+        query, arguments = producer.post(producer.post_arguments(self.name, self.codec, message, id), options)
 
         async def send(conn: AsyncConnection) -> EventId:
             row = await (await conn.execute(query, arguments)).fetchone()
             assert row is not None
             return cast(EventId, row[0])
 
-        return await self._client.at_root(self.name, send, follow=id is None)
+        return await self.client.at_root(self.name, send, follow=id is None)
 
     async def publish_many(self, events: Iterable[T | Message[T]]) -> int:
         """Insert many events, all or none, and return how many: by COPY unless they are few."""
@@ -224,16 +224,16 @@ class Queue(Generic[T]):
         table = producer.table(self.name)
 
         async def send(conn: AsyncConnection) -> int:
-            most = await self._client.payload_limit(conn, self.name)
+            most = await self.client.payload_limit(conn, self.name)
             if len(items) <= producer.INSERT_MOST:
-                await conn.execute(producer.INSERT.format(table), producer.columns(self._codec, items, most))
+                await conn.execute(producer.INSERT.format(table), producer.columns(self.codec, items, most))
                 return len(items)
             async with conn.cursor() as cur, cur.copy(producer.COPY.format(table)) as copy:
-                for block in producer.copy_blocks(self._codec, items, most):
+                for block in producer.copy_blocks(self.codec, items, most):
                     await copy.write(block)
             return len(items)
 
-        return await self._client.at_root(self.name, send) if items else 0
+        return await self.client.at_root(self.name, send) if items else 0
 
     async def reserve_id(self) -> EventId:
         """Return the id of an event to come, to be passed to `publish` once."""
@@ -243,11 +243,11 @@ class Queue(Generic[T]):
             assert row is not None
             return cast(EventId, row[0])
 
-        return await self._client.at_root(self.name, send)
+        return await self.client.at_root(self.name, send)
 
     async def tick(self) -> TickId:
         """Make a tick now; operators only, and seldom needed: the ticker does it."""
-        return cast(TickId, await self._client.call("select cascade.tick(%s)", self.name))
+        return cast(TickId, await self.client.call("select cascade.tick(%s)", self.name))
 
     async def subscribe(
         self,
@@ -264,22 +264,22 @@ class Queue(Generic[T]):
         """
         if mode == "stream" and selector is None and options is None:
             query: LiteralString = "select cascade.subscribe(%s, %s, %s)"
-            return cast(TickId, await self._client.call(query, self.name, consumer, str(at)))
+            return cast(TickId, await self.client.call(query, self.name, consumer, str(at)))
         query = "select cascade.subscribe(%s, %s, %s, mode => %s, selector => %s, options => %s)"
         given = Jsonb(_plain(options or {}))
-        return cast(TickId, await self._client.call(query, self.name, consumer, str(at), mode, selector, given))
+        return cast(TickId, await self.client.call(query, self.name, consumer, str(at), mode, selector, given))
 
     def work(self, consumer: str) -> Work[T]:
         """Return the messages as a consumer in work mode sees them: results, peeking, consuming by hand."""
-        return Work(self._client, self.name, consumer, self._codec.decode)
+        return Work(self.client, self.name, consumer, self.codec.decode)
 
     async def unsubscribe(self, consumer: str) -> bool:
         """Forget a consumer; False when there was none."""
-        return cast(bool, await self._client.call("select cascade.unsubscribe(%s, %s)", self.name, consumer))
+        return cast(bool, await self.client.call("select cascade.unsubscribe(%s, %s)", self.name, consumer))
 
     async def seek(self, consumer: str, at: object) -> TickId:
         """Move a consumer to now, earliest, a tick id or a time."""
-        return cast(TickId, await self._client.call("select cascade.seek(%s, %s, %s)", self.name, consumer, str(at)))
+        return cast(TickId, await self.client.call("select cascade.seek(%s, %s, %s)", self.name, consumer, str(at)))
 
     async def next_batch(
         self,
@@ -293,8 +293,8 @@ class Queue(Generic[T]):
         """Take one batch by hand; None when there is nothing.  `stream` is the usual way."""
         reading = Reading(consumer=consumer, max_ticks=max_ticks, max_events=max_events, worker=worker, lease=lease)
         with translated():
-            conn = await self._client.connection()
-            return await read_batch(self._client, conn, self.name, reading, self._codec)
+            conn = await self.client.connection()
+            return await read_batch(self.client, conn, self.name, reading, self.codec)
 
     def stream(
         self,
@@ -315,7 +315,7 @@ class Queue(Generic[T]):
         inside a batch only.  A batch takes all ticks that are there, up to `max_ticks` and
         `max_events`.  NOTIFY wakes the stream; without it, it looks every `poll_s`.
         """
-        if self._client.dsn is None:
+        if self.client.dsn is None:
             raise ConfigError(
                 "a stream needs connections of its own, this client has one of yours",
                 hint="Use cascade.connect(dsn) for streams, or next_batch() on your connection.",
@@ -329,13 +329,13 @@ class Queue(Generic[T]):
             exclusive=not cooperative,
         )
         return Stream(
-            self._client.dsn,
+            self.client.dsn,
             self.name,
             reading,
-            self._codec,
+            self.codec,
             prefetch=prefetch,
             poll_s=poll_s,
-            prepare_threshold=self._client.prepare_threshold,
+            prepare_threshold=self.client.prepare_threshold,
         )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import signal
 import time
 import traceback
@@ -23,14 +24,14 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString, TypeVar, cast
 
 import psycopg
 
 from cascade import work
 from cascade.batch import CHANNEL, worker_name
-from cascade.client import Client
+from cascade.client import Queue
 from cascade.codec import Codec, JsonCodec
 from cascade.db import PREPARE_THRESHOLD, AsyncConnection, Notifications, connect, raw_json, translate, translated
 from cascade.errors import CascadeError, ConfigError, ConflictError, PayloadError, TransientError
@@ -70,6 +71,8 @@ class _Overtime(TimeoutError):
 class Worker:
     """Works for one consumer; any number of workers, in any number of processes, may work for the same one.
 
+    The database is that of the queue's client, or `dsn`, or CASCADE_DSN; one connection is used.
+
     `handler`, and those added by `on`, are coroutines or plain functions; the latter run in threads.  What they
     return is stored as the message's result; what they raise makes the attempt a failed one.
 
@@ -79,11 +82,11 @@ class Worker:
 
     def __init__(
         self,
-        target: str | Client,
-        queue: str,
+        queue: str | Queue[Any],
         consumer: str,
         handler: Callable[..., Any] | None = None,
         *,
+        dsn: str | None = None,
         concurrency: int = 10,
         batch: int = 100,
         lease: timedelta = LEASE,
@@ -93,16 +96,18 @@ class Worker:
         poll_s: float = 1.0,
         stop_within_s: float = 30.0,
     ) -> None:
-        dsn = target.dsn if isinstance(target, Client) else target
-        if dsn is None:
-            raise ConfigError(
-                "a worker needs a connection of its own, this client has one of yours",
-                hint="Use cascade.connect(dsn), or pass the DSN; to work in your own transaction use work().consume().",
-            )
-        if concurrency < 1 or batch < 1:
-            raise ConfigError("concurrency and batch are at least 1")
-        self._dsn = dsn
-        self._prepare_threshold = target.prepare_threshold if isinstance(target, Client) else PREPARE_THRESHOLD
+        self.dsn = dsn or os.environ.get("CASCADE_DSN")
+        self._prepare_threshold: int | None = PREPARE_THRESHOLD
+        if isinstance(queue, Queue):
+            if queue.client.dsn is None:
+                raise ConfigError(
+                    "a worker needs a connection of its own, this client has one of yours",
+                    hint="Use cascade.connect(dsn); in a transaction of yours, queue.work(consumer).consume() works.",
+                )
+            self.dsn, self._prepare_threshold = queue.client.dsn, queue.client.prepare_threshold
+            codec, queue = codec or queue.codec, queue.name
+        if concurrency < 1 or batch < 1 or lease <= timedelta():
+            raise ConfigError("concurrency, batch and lease are more than nothing")
         self.queue, self.consumer, self.name = queue_name(queue), consumer, name or worker_name()
         self.concurrency, self.batch, self.lease = concurrency, batch, lease
         self.time_limit, self.stop_within_s = time_limit, stop_within_s
@@ -126,7 +131,10 @@ class Worker:
         self._conn: AsyncConnection | None = None
         self._notifications: Notifications | None = None
         self._threads: ThreadPoolExecutor | None = None
+        self._in_threads: set[asyncio.Future[Any]] = set()
         self._may_have, self._looked_at = True, 0.0
+        #: When the first of the messages that failed here is due, by the monotonic clock.
+        self._due_at = math.inf
         self._stopping, self._until_empty = False, False
         self._attempt_s = 1.0
         self._yielded_at = 0.0
@@ -180,6 +188,8 @@ class Worker:
         return self.completed + self.failed - before
 
     async def _run(self, *, until_empty: bool = False) -> None:
+        if self.dsn is None:
+            raise ConfigError("no database was named", hint="Pass dsn=..., or a queue of a client, or set CASCADE_DSN.")
         if not self.handlers:
             raise ConfigError("the worker has no handler", hint="Pass one, or decorate functions with @worker.on(...).")
         self._reset()
@@ -316,6 +326,9 @@ class Worker:
                 row = await cur.fetchone()
                 assert row is not None
                 due = cast("datetime | None", row[0])
+                if due is not None:
+                    wait_s = max((due - datetime.now(UTC)).total_seconds(), 0.0)
+                    self._due_at = min(self._due_at, time.monotonic() + wait_s)
             self._hand.settle(delivery)
             self.failed += 1
             self._log_failure(failure, due)
@@ -371,11 +384,13 @@ class Worker:
         moments = [self._looked_at + self._poll_s if not self._may_have else now + self._poll_s]
         moments += [claim.renewed_at + self.lease.total_seconds() / 3 for claim in self._hand]
         moments += [claim.done_at + GROUP_S for claim in self._hand if claim.done]
-        if ends_at is not None:
-            moments.append(ends_at)
+        moments.append(min(self._due_at, math.inf if ends_at is None else ends_at))
         came = await self._notifications.wait(max(min(moments) - now, 0.0))
-        if came or time.monotonic() - self._looked_at >= self._poll_s:
+        now = time.monotonic()
+        if came or now - self._looked_at >= self._poll_s or now >= self._due_at:
             self._may_have = True
+            if now >= self._due_at:
+                self._due_at = math.inf
 
     def _nudge(self) -> None:
         if self._notifications is not None:
@@ -392,7 +407,8 @@ class Worker:
     async def _connection(self) -> AsyncConnection:
         if self._conn is not None and not self._conn.closed:
             return self._conn
-        conn = await connect(self._dsn, service=f"{self.consumer}/worker", prepare_threshold=self._prepare_threshold)
+        assert self.dsn is not None
+        conn = await connect(self.dsn, service=f"{self.consumer}/worker", prepare_threshold=self._prepare_threshold)
         try:
             self._notifications = Notifications(conn)
             await self._listen(conn)
@@ -532,11 +548,22 @@ class Worker:
             self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix=f"cascade-{self.consumer}")
         future = asyncio.get_running_loop().run_in_executor(self._threads, bound.call, *arguments)
         # A thread cannot be ended: past its time it goes on, and what comes of it no longer counts.
-        future.add_done_callback(_forget)
+        self._in_threads.add(future)
+        future.add_done_callback(self._out_of_thread)
         done, _ = await asyncio.wait((future,), timeout=bound.time_limit_s)
         if done:
             return future.result()
         raise _Overtime(f"the handler took longer than {bound.time_limit_s:g} s, and goes on in its thread", future)
+
+    def _out_of_thread(self, future: asyncio.Future[Any]) -> None:
+        self._in_threads.discard(future)
+        if not future.cancelled():
+            future.exception()  # Looked at, as far as asyncio is concerned.
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether a handler is still at it in its thread, which keeps the process, after `run` has returned."""
+        return bool(self._in_threads)
 
     async def _handle_dead(self, delivery: Delivery[Any]) -> None:
         task = asyncio.current_task()
@@ -612,8 +639,3 @@ def describe(error: BaseException) -> str:
         text = f"{first}\n\n{''.join(traceback.format_exception(error))}"
     # What a text in PostgreSQL cannot hold.
     return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()
-
-
-def _forget(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Generator, Iterator
@@ -90,17 +91,30 @@ def show_(queue: str, consumer: str, dsn: str, as_json: bool) -> None:
 @click.argument("queue")
 @click.argument("consumer")
 @click.option("--at", default="now", show_default=True, help="Where it begins: now, earliest, a tick or a time.")
+@click.option(
+    "--mode",
+    type=click.Choice(["stream", "work"]),
+    default="stream",
+    show_default=True,
+    help="Batches in order, or message after message.",
+)
+@click.option("--where", "selector", metavar="JSONPATH", help="Work mode: only messages that match.")
+@click.option("--option", "given", multiple=True, metavar="NAME=VALUE", help="Work mode: an option; may be repeated.")
 @database_options
-def create(queue: str, consumer: str, at: str, dsn: str, as_json: bool) -> None:
+def create(
+    queue: str, consumer: str, at: str, mode: str, selector: str | None, given: tuple[str, ...], dsn: str, as_json: bool
+) -> None:
     """Register a consumer; one that is there already stays where it stands.
 
     \b
     cascade consumer create orders billing
     cascade consumer create orders audit --at earliest
+    cascade consumer create orders mail --mode work --where '$.type == "order.paid"' --option max_attempts=3
     """
+    options = work_options(given) if given else None
     with connected(dsn) as client:
         is_known = any(row["consumer"] == consumer for row in find(client, queue))
-        tick = client.call("select cascade.subscribe(%s, %s, %s)", queue, consumer, at)
+        tick = client.queue(queue).subscribe(consumer, at=at, mode=mode, selector=selector, options=options)
     done = {"queue": queue, "consumer": consumer, "tick_id": tick, "created": not is_known}
     verb = "was there already and stands" if is_known else "begins"
     echo_done(done, f"consumer {consumer} of queue {queue} {verb} at tick {tick}", as_json=as_json)
@@ -141,6 +155,20 @@ def drop(queue: str, consumer: str, dsn: str, as_json: bool) -> None:
             raise not_found(client, queue, consumer)
     done = {"queue": queue, "consumer": consumer, "dropped": True}
     echo_done(done, f"dropped consumer {consumer} of queue {queue}", as_json=as_json)
+
+
+def work_options(given: tuple[str, ...]) -> dict[str, Any]:
+    """Return NAME=VALUE as options; a value that is no JSON is text."""
+    found: dict[str, Any] = {}
+    for option in given:
+        name, separator, value = option.partition("=")
+        if not separator:
+            raise click.UsageError(f"--option {option}: write NAME=VALUE")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 def find(client: Client, queue: str | None) -> list[dict[str, Any]]:

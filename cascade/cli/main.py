@@ -27,6 +27,7 @@ COMMANDS = {
     "apply": "Make the databases what a topology file, or a saved plan, says.",
     "certificate": "What failovers may have lost, and what became of it.",
     "consumer": "Where consumers stand, and moving them.",
+    "dead": "Dead letters: messages that failed too often, or were buried.",
     "demo": "Watch four databases carry one queue, lose its root, and see that nothing is lost or doubled.",
     "dev": "PostgreSQL servers on this machine, for development and for the demo.",
     "failover": "Replace a lost root, or leave a lost branch; says first what may be lost.",
@@ -43,6 +44,7 @@ COMMANDS = {
     "switchover": "Make another node the root; nothing is lost and nothing is repeated.",
     "wait": "Wait until a node has come to a tick; exit 1 when it does not in time.",
     "schema": "Install Cascade in a database, upgrade it, remove it.",
+    "work": "Workers, and the messages of consumers in work mode.",
     "topology": "Check and draw the file that says which database copies from which.",
 }
 #: Commands that live in the module of another one.
