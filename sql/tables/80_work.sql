@@ -48,7 +48,12 @@ create table if not exists cascade_internal.work_chunk (
     txid_from       bigint not null,
     txid_to         bigint not null,
     cut_at          timestamptz not null,
-    ids             bigint[] not null,
+    events          integer not null,
+    first_id        bigint not null,
+    last_id         bigint not null,
+    first_tid       tid,
+    last_tid        tid,
+    ids             bigint[],
     tids            tid[],
     "open"          bigint[],
     claim_id        bigint,
@@ -57,14 +62,16 @@ create table if not exists cascade_internal.work_chunk (
     done_at         timestamptz,
     constraint work_chunk_pkey primary key (subscription_id, no),
     constraint work_chunk_state_check check (state in ('f', 'h', 'd')
-        and (state = 'd') = (done_at is not null) and (state = 'h') <= (claim_id is not null))
-) with (fillfactor = 50);
+        and (state = 'd') = (done_at is not null) and (state = 'h') <= (claim_id is not null)),
+    constraint work_chunk_ids_check check (ids is not null or last_id - first_id + 1 = events)
+);
 create index if not exists work_chunk_free_idx on cascade_internal.work_chunk (subscription_id, no) where state = 'f';
 comment on table cascade_internal.work_chunk is 'Plain messages, by the hundred: where they lie in the log.';
 comment on column cascade_internal.work_chunk.slot is 'The partition that holds the events.';
 comment on column cascade_internal.work_chunk.from_tick is 'Where the consumer stood when it was cut: until the chunk is done, the log keeps what comes after.';
-comment on column cascade_internal.work_chunk.ids is 'The events, in order.';
-comment on column cascade_internal.work_chunk.tids is 'Where each of them was: a hint, checked against the id; null once the chunk is done.';
+comment on column cascade_internal.work_chunk.first_tid is 'Between first_tid and last_tid they lay, if they were alone there: a hint, checked against their ids.';
+comment on column cascade_internal.work_chunk.ids is 'The events in order; null means all from first_id to last_id.';
+comment on column cascade_internal.work_chunk.tids is 'Where each of them lay, if others were among them; a hint likewise.';
 comment on column cascade_internal.work_chunk."open" is 'Those that are not finished; null means all of them.';
 
 -- Who holds what: one row per claim, whatever it holds.  It is there as long as the claim is good.

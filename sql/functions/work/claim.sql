@@ -1,89 +1,57 @@
--- cascade.claim(queue, consumer, count, lease, worker) hands out up to count messages that nobody else has, under a
--- claim that is good until its lease runs out or its session ends.  All of one call have one claim id.  What is left
--- of a claim then, others get.  No row: there is nothing to do now.
-create or replace function cascade_internal.claim(
-    queue text, consumer text, count integer, lease interval, worker text, caller name)
-returns setof cascade.message
-language plpgsql security definer set search_path = pg_catalog, pg_temp
-as $$
-declare
-    v_found record;
-begin
-    v_found := cascade_internal.find_work(claim.queue, claim.consumer, claim.caller);
-    return query select m.* from cascade_internal.hand_out(v_found.log, v_found.work, claim.count, claim.lease, claim.worker) as m;
-end
-$$;
-comment on function cascade_internal.claim(text, text, integer, interval, text, name) is 'Hands out messages, for a caller.';
-
-create or replace function cascade.claim(
-    queue text, consumer text, count integer default 1, lease interval default '30 s', worker text default null)
-returns setof cascade.message
-language sql stable rows 100 -- stable, as batch_events is: put in place, not called
-begin atomic
-    select m.* from cascade_internal.claim(claim.queue, claim.consumer, claim.count, claim.lease, claim.worker, current_user) as m;
-end;
-comment on function cascade.claim(text, text, integer, interval, text) is 'Hands out messages under a lease; no row when there is nothing.';
-
--- cascade.consume(queue, consumer, count) hands out messages that are done with the caller's transaction: a rollback
--- returns them.  Nobody else sees them meanwhile, and no lease runs.
-create or replace function cascade_internal.consume(queue text, consumer text, count integer, caller name)
-returns setof cascade.message
-language plpgsql security definer set search_path = pg_catalog, pg_temp
-as $$
-declare
-    v_found record;
-begin
-    v_found := cascade_internal.find_work(consume.queue, consume.consumer, consume.caller);
-    return query select m.* from cascade_internal.hand_out(v_found.log, v_found.work, consume.count, null, null) as m;
-end
-$$;
-comment on function cascade_internal.consume(text, text, integer, name) is 'Hands out messages for good, for a caller.';
-
-create or replace function cascade.consume(queue text, consumer text, count integer default 1)
-returns setof cascade.message
-language sql stable rows 100
-begin atomic
-    select m.* from cascade_internal.consume(consume.queue, consume.consumer, consume.count, current_user) as m;
-end;
-comment on function cascade.consume(text, text, integer) is 'Claims and completes messages with the caller''s transaction.';
-
--- Hands out messages: under a claim, or without a lease for good.  Rows come first, since they are older or urgent; then
--- chunks.  When there is nothing, it does what a daemon would have done, and looks once more.
+-- Hands out messages: under a claim, or for good if there is no lease; without a queue, to the holder of a claim, after
+-- completing that.  Rows come first, since they are older or urgent; then chunks.  When there is nothing, it does what a
+-- daemon would have done, and looks once more.
+--
+-- Everything that all claims do is here, and rows are returned where they are read: it runs thousands of times a second.
 create or replace function cascade_internal.hand_out(
-    log cascade_internal.queue, work cascade_internal.work_consumer, count integer, lease interval, worker text)
+    queue text, consumer text, finish bigint, ids bigint[], results json[], count integer, lease interval, worker text, caller name)
 returns setof cascade.message
-language plpgsql volatile
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
-    v_id     constant integer := (hand_out.work).subscription_id;
     v_now    constant timestamptz := clock_timestamp();
+    v_found  record;
+    v_id     integer;
     v_claim  bigint;
-    v_hint   bigint := cascade_internal.work_register('hint', v_id);
+    v_worker text := hand_out.worker;
+    v_from   bigint;
+    v_hint   bigint;
     v_look   integer;
     v_rows   bigint := 0;
+    v_count  bigint;
     v_left   integer := hand_out.count;
     v_first  bigint;
     v_chunk  cascade_internal.work_chunk;
     v_chunks bigint[] := '{}';
 begin
-    perform cascade_internal.check_read_committed('work mode');
     if hand_out.count is null or hand_out.count not between 1 and 10000 or hand_out.lease not between interval '1 ms' and interval '1 year' then
         raise exception 'count must be between 1 and 10000, and a lease positive and a year at most'
             using errcode = 'QC003', hint = 'For example claim(''orders'', ''mailer'', 100, ''30 s'').';
     end if;
+    perform cascade_internal.check_read_committed('work mode');
+    if hand_out.finish is null and hand_out.queue is not null then
+        v_found := cascade_internal.find_work(hand_out.queue, hand_out.consumer, hand_out.caller);
+    else
+        v_found := cascade_internal.find_claim(hand_out.finish, hand_out.caller);
+        perform cascade_internal.finish_messages(v_found.work, v_found.claim, hand_out.ids, hand_out.results);
+        v_worker := (v_found.claim).worker;
+    end if;
+    v_id := (v_found.work).subscription_id;
+    v_from := cascade_internal.work_register('hint', v_id);
+    v_hint := v_from;
     if hand_out.lease is not null then
         v_claim := cascade_internal.new_claim_id();
     end if;
     for v_look in 1 .. 2 loop
         if cascade_internal.has_rows(v_id) then
             return query
-                select r.id, (hand_out.log).name, r.type, r.key, r.payload, r.headers, r.attempt, r."time", r.available_at, v_claim
-                  from cascade_internal.pick_rows(hand_out.work, v_left, coalesce(v_claim, 0), v_now, v_claim is null) as r;
+                select r.id, (v_found.log).name, r.type, r.key, r.payload, r.headers, r.attempt, r."time", r.available_at, v_claim
+                  from cascade_internal.pick_rows(v_found.work, v_left, coalesce(v_claim, 0), v_now, v_claim is null) as r;
             get diagnostics v_rows = row_count;
             v_left := v_left - v_rows;
             if v_claim is null and v_rows > 0 then
-                perform cascade_internal.finish_consumed(hand_out.work);
+                perform cascade_internal.finish_consumed(v_found.work, v_now);
             end if;
         end if;
         while v_left > 0 loop
@@ -98,66 +66,111 @@ begin
             exit when not found;
             v_first := coalesce(v_first, v_chunk.no);
             v_hint := v_chunk.no + 1;
-            v_chunk := cascade_internal.mark_chunk(v_chunk, v_left, v_claim, hand_out.worker, v_now);
-            v_chunks := v_chunks || v_chunk.no;
-            v_left := v_left - coalesce(cardinality(v_chunk."open"), cardinality(v_chunk.ids));
-            return query select m.* from cascade_internal.read_chunk(hand_out.log, v_chunk, v_claim) as m;
+            if coalesce(cardinality(v_chunk."open"), v_chunk.events) > v_left then
+                v_chunk := cascade_internal.split_chunk(v_chunk, v_left);
+            end if;
+            if v_claim is null then
+                perform cascade_internal.consume_chunk(v_found.work, v_chunk, v_now);
+            else
+                update cascade_internal.work_chunk as c
+                   set state = 'h', claim_id = v_claim, worker = v_worker, claimed_at = v_now
+                 where c.subscription_id = v_id and c.no = v_chunk.no;
+                v_chunks := v_chunks || v_chunk.no;
+            end if;
+            return query execute cascade_internal.chunk_query(v_found.log, v_chunk, false)
+                using v_chunk.cut_at, v_claim, v_chunk.first_id, v_chunk.last_id, v_chunk.first_tid, v_chunk.last_tid,
+                      coalesce(v_chunk."open", v_chunk.ids), v_chunk.tids;
+            get diagnostics v_count = row_count;
+            if v_count < coalesce(cardinality(v_chunk."open"), v_chunk.events) then
+                return query select m.* from cascade_internal.find_moved(v_found.log, v_chunk, v_claim, v_count) as m;
+            end if;
+            v_left := v_left - coalesce(cardinality(v_chunk."open"), v_chunk.events);
         end loop;
-        exit when v_left < hand_out.count;
-        exit when v_look = 2 or not cascade_internal.replenish(hand_out.log, hand_out.work);
+        exit when v_left < hand_out.count or v_look = 2 or not cascade_internal.replenish(v_found.log, v_found.work);
         v_hint := cascade_internal.work_register('low', v_id);
     end loop;
     if v_left = hand_out.count then
         return;
     end if;
-    -- A hint far behind costs every claim; one ahead of a chunk that came back by a rollback is set back by tend_work,
-    -- or by a claim now and then where there is no daemon.
-    if v_first > cascade_internal.work_register('hint', v_id) + 8000 then
+    -- A hint far behind costs every claim.  A chunk that came back by a rollback may be below it: tend_work sets it back,
+    -- or a claim now and then where there is no daemon.
+    if v_first > v_from + 8000 then
         perform cascade_internal.set_work_register('hint', v_id, v_first);
     elsif random() < 0.001 then
         perform cascade_internal.mend_registers(v_id);
     end if;
     if v_claim is not null then
         insert into cascade_internal.work_claim (claim_id, subscription_id, worker, pid, claimed_at, seen_at, until, chunks, has_rows)
-        values (v_claim, v_id, hand_out.worker, pg_backend_pid(), v_now, v_now, v_now + hand_out.lease, v_chunks, v_rows > 0);
-    elsif v_chunks <> '{}' and cascade_internal.has_blockers(v_id) then
-        perform cascade_internal.settle(hand_out.work, array(
-            select i from cascade_internal.work_chunk as c cross join unnest(c.ids) as i
-             where c.subscription_id = v_id and c.no = any (v_chunks)), 'done');
+        values (v_claim, v_id, v_worker, pg_backend_pid(), v_now, v_now, v_now + hand_out.lease, v_chunks, v_rows > 0);
     end if;
 end
 $$;
-comment on function cascade_internal.hand_out(cascade_internal.queue, cascade_internal.work_consumer, integer, interval, text)
-    is 'Hands out messages, under a claim or for good.';
+comment on function cascade_internal.hand_out(text, text, bigint, bigint[], json[], integer, interval, text, name) is 'Hands out messages, for a caller.';
 
--- Marks a free chunk that the caller has locked, split first if it holds more than is asked for.  It is handed out as it is
--- then: what was taken out of it before is in "open".
-create or replace function cascade_internal.mark_chunk(
-    chunk cascade_internal.work_chunk, count integer, claim_id bigint, worker text, at timestamptz)
-returns cascade_internal.work_chunk
+-- cascade.claim(queue, consumer, count, lease, worker) hands out up to count messages that nobody else has, under a
+-- claim that is good until its lease runs out or its session ends.  All of one call have one claim id.  What is left
+-- of a claim then, others get.  No row: there is nothing to do now.
+create or replace function cascade.claim(
+    queue text, consumer text, count integer default 1, lease interval default '30 s', worker text default null)
+returns setof cascade.message
+language sql stable rows 100 -- stable, as batch_events is: put in place, not called
+begin atomic
+    select m.* from cascade_internal.hand_out(claim.queue, claim.consumer, null, null, null, claim.count, coalesce(claim.lease, interval '30 s'),
+                                              claim.worker, current_user) as m;
+end;
+comment on function cascade.claim(text, text, integer, interval, text) is 'Hands out messages under a lease; no row when there is nothing.';
+
+-- cascade.consume(queue, consumer, count) hands out messages that are done with the caller's transaction: a rollback
+-- returns them.  Nobody else sees them meanwhile, and no lease runs.
+create or replace function cascade.consume(queue text, consumer text, count integer default 1)
+returns setof cascade.message
+language sql stable rows 100
+begin atomic
+    select m.* from cascade_internal.hand_out(consume.queue, consume.consumer, null, null, null, consume.count, null, null, current_user) as m;
+end;
+comment on function cascade.consume(text, text, integer) is 'Claims and completes messages with the caller''s transaction.';
+
+-- cascade.complete_and_claim(claim_id, ids, results, count, lease) completes as complete() does and claims the next messages for
+-- the same consumer and worker, in one step: both happen or neither.
+create or replace function cascade.complete_and_claim(
+    claim_id bigint, ids bigint[] default null, results json[] default null, count integer default 1, lease interval default '30 s')
+returns setof cascade.message
+language sql stable rows 100
+begin atomic
+    select m.* from cascade_internal.hand_out(null, null, complete_and_claim.claim_id, complete_and_claim.ids, complete_and_claim.results,
+                                              complete_and_claim.count, coalesce(complete_and_claim.lease, interval '30 s'), null, current_user) as m;
+end;
+comment on function cascade.complete_and_claim(bigint, bigint[], json[], integer, interval) is 'Ends messages of a claim and hands out the next ones.';
+
+-- A chunk that was consumed is done with the caller's transaction.
+create or replace function cascade_internal.consume_chunk(work cascade_internal.work_consumer, chunk cascade_internal.work_chunk, at timestamptz)
+returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
-declare
-    v_chunk cascade_internal.work_chunk := mark_chunk.chunk;
 begin
-    if coalesce(cardinality(v_chunk."open"), cardinality(v_chunk.ids)) > mark_chunk.count then
-        v_chunk := cascade_internal.split_chunk(v_chunk, mark_chunk.count);
+    update cascade_internal.work_chunk as c
+       set state = 'd', "open" = '{}', claimed_at = consume_chunk.at, done_at = consume_chunk.at
+     where c.subscription_id = (consume_chunk.chunk).subscription_id and c.no = (consume_chunk.chunk).no;
+    if cascade_internal.has_blockers((consume_chunk.chunk).subscription_id) then
+        perform cascade_internal.settle(consume_chunk.work, cascade_internal.open_ids(consume_chunk.chunk), 'done');
     end if;
-    if mark_chunk.claim_id is null then
-        update cascade_internal.work_chunk as c
-           set state = 'd', tids = null, "open" = '{}', claimed_at = mark_chunk.at, done_at = mark_chunk.at
-         where c.subscription_id = v_chunk.subscription_id and c.no = v_chunk.no;
-    else
-        update cascade_internal.work_chunk as c
-           set state = 'h', claim_id = mark_chunk.claim_id, worker = mark_chunk.worker, claimed_at = mark_chunk.at
-         where c.subscription_id = v_chunk.subscription_id and c.no = v_chunk.no;
-    end if;
-    return v_chunk;
 end
 $$;
-comment on function cascade_internal.mark_chunk(cascade_internal.work_chunk, integer, bigint, text, timestamptz) is 'Marks a free chunk as held, or as done.';
+comment on function cascade_internal.consume_chunk(cascade_internal.work_consumer, cascade_internal.work_chunk, timestamptz) is 'Ends a chunk at once.';
 
--- Splits a free chunk into pieces of so many messages, all at once, so that those who ask for as few find theirs ready; returns
+-- The messages of a chunk that are not finished.
+create or replace function cascade_internal.open_ids(chunk cascade_internal.work_chunk)
+returns bigint[]
+language plpgsql immutable set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return coalesce((open_ids.chunk)."open", (open_ids.chunk).ids,
+                    array(select i from generate_series((open_ids.chunk).first_id, (open_ids.chunk).last_id) as i));
+end
+$$;
+comment on function cascade_internal.open_ids(cascade_internal.work_chunk) is 'The messages of a chunk that are not finished.';
+
+-- Splits a free chunk into pieces of so many messages, all at once, so that those who ask for as few find them ready; returns
 -- the first.  A piece's number is its chunk's plus the place of its first message.
 create or replace function cascade_internal.split_chunk(chunk cascade_internal.work_chunk, size integer)
 returns cascade_internal.work_chunk
@@ -165,63 +178,100 @@ language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_chunk cascade_internal.work_chunk := split_chunk.chunk;
-    v_count integer;
+    v_open  constant bigint[] := cascade_internal.open_ids(split_chunk.chunk);
 begin
-    if v_chunk."open" is not null then
-        select array_agg(i.id order by i.n), array_agg(v_chunk.tids[i.n] order by i.n) into v_chunk.ids, v_chunk.tids
-          from unnest(v_chunk.ids) with ordinality as i(id, n)
-         where i.id = any (v_chunk."open");
+    if v_chunk."open" is not null and v_chunk.tids is not null then
+        v_chunk.tids := array(select v_chunk.tids[n] from unnest(v_chunk.ids) with ordinality as i(id, n) where i.id = any (v_open) order by n);
+    end if;
+    insert into cascade_internal.work_chunk (subscription_id, no, slot, from_tick, to_tick, txid_from, txid_to, cut_at, events,
+                                             first_id, last_id, first_tid, last_tid, ids, tids)
+    select v_chunk.subscription_id, v_chunk.no + p.n, v_chunk.slot, v_chunk.from_tick, v_chunk.to_tick, v_chunk.txid_from, v_chunk.txid_to,
+           v_chunk.cut_at, cardinality(p.ids), p.ids[1], p.ids[cardinality(p.ids)], v_chunk.first_tid, v_chunk.last_tid,
+           case when v_chunk.ids is not null or v_chunk."open" is not null then p.ids end,
+           v_chunk.tids[p.n + 1 : p.n + split_chunk.size]
+      from (select n, v_open[n + 1 : n + split_chunk.size] as ids
+              from generate_series(split_chunk.size, cardinality(v_open) - 1, split_chunk.size) as n) as p;
+    if v_chunk.ids is not null or v_chunk."open" is not null then
+        v_chunk.ids := v_open[: split_chunk.size];
+        v_chunk.tids := v_chunk.tids[: split_chunk.size];
         v_chunk."open" := null;
     end if;
-    v_count := cardinality(v_chunk.ids);
-    insert into cascade_internal.work_chunk (subscription_id, no, slot, from_tick, to_tick, txid_from, txid_to, cut_at, ids, tids)
-    select v_chunk.subscription_id, v_chunk.no + n, v_chunk.slot, v_chunk.from_tick, v_chunk.to_tick, v_chunk.txid_from, v_chunk.txid_to,
-           v_chunk.cut_at, v_chunk.ids[n + 1 : n + split_chunk.size], v_chunk.tids[n + 1 : n + split_chunk.size]
-      from generate_series(split_chunk.size, v_count - 1, split_chunk.size) as n;
-    v_chunk.ids := v_chunk.ids[: split_chunk.size];
-    v_chunk.tids := v_chunk.tids[: split_chunk.size];
+    v_chunk.events := split_chunk.size;
+    v_chunk.first_id := v_open[1];
+    v_chunk.last_id := v_open[split_chunk.size];
     update cascade_internal.work_chunk as c
-       set ids = v_chunk.ids, tids = v_chunk.tids, "open" = null
+       set ids = v_chunk.ids, tids = v_chunk.tids, "open" = null, events = v_chunk.events, first_id = v_chunk.first_id, last_id = v_chunk.last_id
      where c.subscription_id = v_chunk.subscription_id and c.no = v_chunk.no;
     return v_chunk;
 end
 $$;
 comment on function cascade_internal.split_chunk(cascade_internal.work_chunk, integer) is 'Splits a free chunk, and returns the first piece.';
 
--- The messages of a chunk, by where they lie in the log; what is not there any more, as after VACUUM FULL or a restore, is
--- found by the transactions that wrote it.
+-- The query for the messages of a chunk, by where they lay when it was cut.  After VACUUM FULL or a restore some lie elsewhere:
+-- those are found by the transactions that wrote them.
+create or replace function cascade_internal.chunk_query(log cascade_internal.queue, chunk cascade_internal.work_chunk, moved boolean)
+returns text
+language plpgsql immutable set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_is_there constant text := case when (chunk_query.chunk).tids is null then 'e.ctid between $5 and $6' else 'e.ctid = any ($8)' end;
+begin
+    return format('select e.id, %L::text, e.type, e.key, e.payload, e.headers, 1, e."time", $1, $2 from cascade_internal.event_%s_%s as e'
+                  ' where e.id between $3 and $4 and %s%s',
+        (chunk_query.log).name, (chunk_query.log).queue_id, (chunk_query.chunk).slot,
+        case when chunk_query.moved then format('e.txid between %s and %s and (%s) is not true', (chunk_query.chunk).txid_from,
+                                                (chunk_query.chunk).txid_to, v_is_there)
+             else v_is_there end,
+        case when (chunk_query.chunk)."open" is not null or (chunk_query.chunk).ids is not null then ' and e.id = any ($7)' end);
+end
+$$;
+comment on function cascade_internal.chunk_query(cascade_internal.queue, cascade_internal.work_chunk, boolean) is 'The query for the messages of a chunk.';
+
+-- The messages of a chunk that are no longer where they lay; so many others were found there.
+create or replace function cascade_internal.find_moved(
+    log cascade_internal.queue, chunk cascade_internal.work_chunk, claim_id bigint, found_before bigint)
+returns setof cascade.message
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_all   constant integer := coalesce(cardinality((find_moved.chunk)."open"), (find_moved.chunk).events);
+    v_count bigint;
+begin
+    return query execute cascade_internal.chunk_query(find_moved.log, find_moved.chunk, true)
+        using (find_moved.chunk).cut_at, find_moved.claim_id, (find_moved.chunk).first_id, (find_moved.chunk).last_id,
+              (find_moved.chunk).first_tid, (find_moved.chunk).last_tid,
+              coalesce((find_moved.chunk)."open", (find_moved.chunk).ids), (find_moved.chunk).tids;
+    get diagnostics v_count = row_count;
+    if find_moved.found_before + v_count <> v_all then
+        raise exception 'queue "%" has lost events: % of % from % to % are there', (find_moved.log).name,
+                        find_moved.found_before + v_count, v_all, (find_moved.chunk).first_id, (find_moved.chunk).last_id
+            using errcode = 'QC901', hint = 'Nothing was changed.  Restore the database, or skip them: cascade.seek() moves the consumer.';
+    end if;
+end
+$$;
+comment on function cascade_internal.find_moved(cascade_internal.queue, cascade_internal.work_chunk, bigint, bigint) is 'The messages of a chunk that lie elsewhere now.';
+
 create or replace function cascade_internal.read_chunk(log cascade_internal.queue, chunk cascade_internal.work_chunk, claim_id bigint)
 returns setof cascade.message
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_open   constant bigint[] := coalesce((read_chunk.chunk)."open", (read_chunk.chunk).ids);
-    v_select constant text := format(
-        'select e.id, %L::text, e.type, e.key, e.payload, e.headers, 1, e."time", $1, $2 from cascade_internal.event_%s_%s as e where e.id = any ($3)',
-        (read_chunk.log).name, (read_chunk.log).queue_id, (read_chunk.chunk).slot);
-    v_count  bigint;
-    v_others bigint;
+    v_count bigint;
 begin
-    return query execute v_select || ' and e.ctid = any ($4) order by 1'
-        using (read_chunk.chunk).cut_at, read_chunk.claim_id, v_open, (read_chunk.chunk).tids;
+    return query execute cascade_internal.chunk_query(read_chunk.log, read_chunk.chunk, false)
+        using (read_chunk.chunk).cut_at, read_chunk.claim_id, (read_chunk.chunk).first_id, (read_chunk.chunk).last_id,
+              (read_chunk.chunk).first_tid, (read_chunk.chunk).last_tid,
+              coalesce((read_chunk.chunk)."open", (read_chunk.chunk).ids), (read_chunk.chunk).tids;
     get diagnostics v_count = row_count;
-    if v_count = cardinality(v_open) then
-        return;
-    end if;
-    return query execute v_select || ' and e.txid between $5 and $6 and e.ctid <> all ($4) order by 1'
-        using (read_chunk.chunk).cut_at, read_chunk.claim_id, v_open, (read_chunk.chunk).tids, (read_chunk.chunk).txid_from, (read_chunk.chunk).txid_to;
-    get diagnostics v_others = row_count;
-    if v_count + v_others <> cardinality(v_open) then
-        raise exception 'queue "%" has lost events: % of % messages up to event % are there', (read_chunk.log).name,
-                        v_count + v_others, cardinality(v_open), (read_chunk.chunk).ids[cardinality((read_chunk.chunk).ids)]
-            using errcode = 'QC901', hint = 'Nothing was changed.  Restore the database, or skip them: cascade.seek() moves the consumer.';
+    if v_count < coalesce(cardinality((read_chunk.chunk)."open"), (read_chunk.chunk).events) then
+        return query select m.* from cascade_internal.find_moved(read_chunk.log, read_chunk.chunk, read_chunk.claim_id, v_count) as m;
     end if;
 end
 $$;
-comment on function cascade_internal.read_chunk(cascade_internal.queue, cascade_internal.work_chunk, bigint) is 'The messages of a chunk.';
+comment on function cascade_internal.read_chunk(cascade_internal.queue, cascade_internal.work_chunk, bigint) is 'The messages of a chunk that are not finished.';
 
 -- What consume() was given by rows is done with its transaction.
-create or replace function cascade_internal.finish_consumed(work cascade_internal.work_consumer)
+create or replace function cascade_internal.finish_consumed(work cascade_internal.work_consumer, at timestamptz)
 returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
@@ -234,12 +284,12 @@ begin
         returning a.id, a.attempt),
     noted as (
         insert into cascade_internal.work_history (subscription_id, id, attempt, outcome, claimed_at, ended_at)
-        select (finish_consumed.work).subscription_id, g.id, g.attempt, 'done', clock_timestamp(), clock_timestamp() from gone as g)
+        select (finish_consumed.work).subscription_id, g.id, g.attempt, 'done', finish_consumed.at, clock_timestamp() from gone as g)
     select array_agg(g.id) into v_ids from gone as g;
     perform cascade_internal.settle(finish_consumed.work, v_ids, 'done');
 end
 $$;
-comment on function cascade_internal.finish_consumed(cascade_internal.work_consumer) is 'Ends the rows that were consumed in this transaction.';
+comment on function cascade_internal.finish_consumed(cascade_internal.work_consumer, timestamptz) is 'Ends the rows that were consumed in this transaction.';
 
 -- Nothing was free: messages whose lease ran out come back, and new ticks are dispatched.  True when it is worth another look.
 create or replace function cascade_internal.replenish(log cascade_internal.queue, work cascade_internal.work_consumer)

@@ -23,36 +23,6 @@ begin atomic
 end;
 comment on function cascade.complete(bigint, bigint[], json[]) is 'Ends messages of a claim; all that is left of it without ids.';
 
--- cascade.complete_and_claim(claim_id, ids, results, count, lease) completes as complete() does and claims the next messages for
--- the same consumer and worker, in one step: both happen or neither.
-create or replace function cascade_internal.complete_and_claim(
-    claim_id bigint, ids bigint[], results json[], count integer, lease interval, caller name)
-returns setof cascade.message
-language plpgsql security definer
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set jit = off
-as $$
-declare
-    v_found record;
-begin
-    v_found := cascade_internal.find_claim(complete_and_claim.claim_id, complete_and_claim.caller);
-    perform cascade_internal.finish_messages(v_found.work, v_found.claim, complete_and_claim.ids, complete_and_claim.results);
-    return query
-        select m.* from cascade_internal.hand_out(v_found.log, v_found.work, complete_and_claim.count,
-                                                  coalesce(complete_and_claim.lease, interval '30 s'), (v_found.claim).worker) as m;
-end
-$$;
-comment on function cascade_internal.complete_and_claim(bigint, bigint[], json[], integer, interval, name) is 'Ends messages and hands out the next, for a caller.';
-
-create or replace function cascade.complete_and_claim(
-    claim_id bigint, ids bigint[] default null, results json[] default null, count integer default 1, lease interval default '30 s')
-returns setof cascade.message
-language sql stable rows 100
-begin atomic
-    select m.* from cascade_internal.complete_and_claim(complete_and_claim.claim_id, complete_and_claim.ids, complete_and_claim.results,
-                                                        complete_and_claim.count, complete_and_claim.lease, current_user) as m;
-end;
-comment on function cascade.complete_and_claim(bigint, bigint[], json[], integer, interval) is 'Ends messages of a claim and hands out the next ones.';
-
 create or replace function cascade_internal.finish_messages(
     work cascade_internal.work_consumer, claim cascade_internal.work_claim, ids bigint[], results json[])
 returns integer
@@ -123,7 +93,7 @@ $$;
 comment on function cascade_internal.remove_from_claim(cascade_internal.work_consumer, cascade_internal.work_claim, bigint[], json[])
     is 'Takes finished messages out of a claim.';
 
--- Marks plain messages of a claim as done, and returns them.  Almost always they are all of its one chunk, in order.
+-- Marks plain messages of a claim as done, all that are left of it without ids, and returns them.
 create or replace function cascade_internal.finish_chunks(claim cascade_internal.work_claim, ids bigint[], at timestamptz)
 returns bigint[]
 language plpgsql volatile set search_path = pg_catalog, pg_temp
@@ -140,7 +110,7 @@ begin
           from cascade_internal.work_chunk as c
          where c.subscription_id = (finish_chunks.claim).subscription_id and c.no = v_no
            for no key update;
-        v_done := coalesce(v_chunk."open", v_chunk.ids);
+        v_done := cascade_internal.open_ids(v_chunk);
         v_left := '{}';
         if finish_chunks.ids <> v_done then
             v_left := array(select i from unnest(v_done) as i where i <> all (finish_chunks.ids) order by i);

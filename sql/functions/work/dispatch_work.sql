@@ -148,13 +148,22 @@ begin
     execute format($sql$
         with event as (%s),
         plain as (
-            select e.id, e.tid, e.txid, e.slot, (row_number() over () - 1) / %s as part
+            select e.id, e.tid, e.txid, e.slot, (row_number() over (order by e.id) - 1) / %s as part
               from event as e where e.is_wanted and not e.is_row),
+        piece as (
+            select p.part, p.slot, min(p.txid) as txid_from, max(p.txid) as txid_to, count(*) as events, min(p.id) as first_id,
+                   max(p.id) as last_id, min(p.tid) as first_tid, max(p.tid) as last_tid, array_agg(p.id order by p.id) as ids,
+                   array_agg(p.tid order by p.id) as tids
+              from plain as p group by p.part, p.slot),
         chunk as (
-            insert into cascade_internal.work_chunk (subscription_id, no, slot, from_tick, to_tick, txid_from, txid_to, cut_at, ids, tids)
-            select %s, %s + 1000 * row_number() over (order by p.part, p.slot), p.slot, %s, %s, min(p.txid), max(p.txid), %L,
-                   array_agg(p.id order by p.id), array_agg(p.tid order by p.id)
-              from plain as p group by p.part, p.slot)
+            insert into cascade_internal.work_chunk (subscription_id, no, slot, from_tick, to_tick, txid_from, txid_to, cut_at, events,
+                                                     first_id, last_id, first_tid, last_tid, ids, tids)
+            select %s, %s + 1000 * row_number() over (order by p.part, p.slot), p.slot, %s, %s, p.txid_from, p.txid_to, %L, p.events,
+                   p.first_id, p.last_id, case when x.is_dense then p.first_tid end, case when x.is_dense then p.last_tid end,
+                   case when p.last_id - p.first_id + 1 > p.events then p.ids end, case when not x.is_dense then p.tids end
+              from piece as p
+             cross join lateral (
+                select (p.last_tid::text::point)[0] - (p.first_tid::text::point)[0] <= p.events / 4 + 8 as is_dense) as x)
         select array[count(*) filter (where e.is_wanted and not e.is_row), count(*) filter (where e.is_wanted and e.is_row),
                      count(*) filter (where e.is_wanted is null)]
           from event as e
@@ -232,8 +241,8 @@ begin
                     where c.subscription_id = (is_open.work).subscription_id
                       and c.no >= cascade_internal.work_register('low', (is_open.work).subscription_id)
                       and c.state <> 'd'
-                      and is_open.id between c.ids[1] and c.ids[cardinality(c.ids)]
-                      and is_open.id = any (coalesce(c."open", c.ids)));
+                      and is_open.id between c.first_id and c.last_id
+                      and is_open.id = any (coalesce(c."open", c.ids, array[is_open.id])));
 end
 $$;
 comment on function cascade_internal.is_open(cascade_internal.work_consumer, bigint) is 'Whether a plain message is unfinished.';

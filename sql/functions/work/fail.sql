@@ -161,7 +161,7 @@ begin
          where c.subscription_id = (make_rows.work).subscription_id and c.no = v_no
            for no key update;
         continue when v_chunk.state <> 'h';
-        v_chunk."open" := array(select i from unnest(coalesce(v_chunk."open", v_chunk.ids)) as i
+        v_chunk."open" := array(select i from unnest(cascade_internal.open_ids(v_chunk)) as i
                                  where make_rows.ids is null or i = any (make_rows.ids));
         continue when v_chunk."open" = '{}';
         insert into cascade_internal.work_active (subscription_id, id, "time", type, key, payload, headers, attempt, class, available_at, claim_id)
