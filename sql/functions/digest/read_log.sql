@@ -23,12 +23,13 @@ end
 $$;
 comment on function cascade.digest_events(text, bigint, bigint) is 'A digest of every event, to find those in which two carriers differ.';
 
--- cascade.read_log(queue, from_tick, to_tick, ids): events after one tick up to another, control events too, each with its tick; only those with
--- these ids, if any are given.  Payload and headers as text, byte for byte.
+-- cascade.read_log(queue, from_tick, to_tick, ids): events after one tick up to another, control events too, each with its tick and its digest; only
+-- those with these ids, if any are given.  Payload and headers as text, byte for byte.
 create or replace function cascade.read_log(queue text, from_tick bigint, to_tick bigint, ids bigint[] default null)
-returns table (tick_id bigint, id bigint, "time" timestamptz, txid bigint, type text, key text, payload text, headers text, origin text, origin_id bigint)
+returns table (tick_id bigint, id bigint, "time" timestamptz, txid bigint, type text, key text, payload text, headers text, origin text, origin_id bigint,
+               digest bigint)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set jit = off set max_parallel_workers_per_gather = 0
+set enable_seqscan = off set jit = off set max_parallel_workers_per_gather = 0 set client_encoding = 'UTF8'
 as $$
 declare
     v_queue cascade_internal.queue := cascade_internal.find_queue(read_log.queue);
@@ -40,14 +41,14 @@ begin
     v_query := cascade_internal.log_query(v_queue, v_log.prev, v_log.ticks, cascade_internal.event_columns());
     if cardinality(v_log.ticks) > 0 then
         return query execute format(
-            'select ($4[e.n]).tick_id, e.id, e."time", e.txid, e.type, e.key, e.payload::text, e.headers::text, e.origin, e.origin_id from (%s) as e'
-            ' where $5 is null or e.id = any ($5)', v_query.query)
+            'select ($4[e.n]).tick_id, e.id, e."time", e.txid, e.type, e.key, e.payload::text, e.headers::text, e.origin, e.origin_id, %s from (%s) as e'
+            ' where $5 is null or e.id = any ($5)', cascade_internal.digest_of(cascade_internal.event_columns()), v_query.query)
           using v_query.highs, v_query.late_txids, v_query.late_ns, v_log.ticks, read_log.ids;
         perform cascade_internal.check_range(v_queue, v_log.prev);
     end if;
 end
 $$;
-comment on function cascade.read_log(text, bigint, bigint, bigint[]) is 'Events of some ticks, whole, with their ticks.';
+comment on function cascade.read_log(text, bigint, bigint, bigint[]) is 'Events of some ticks, whole, with their ticks and digests.';
 
 -- cascade.read_ticks(queue, from_tick, to_tick): ticks after one up to another as JSON, what is local to this database left out.
 create or replace function cascade.read_ticks(queue text, from_tick bigint, to_tick bigint)
