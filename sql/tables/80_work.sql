@@ -72,7 +72,7 @@ comment on column cascade_internal.work_chunk.from_tick is 'Where the consumer s
 comment on column cascade_internal.work_chunk.first_tid is 'Between first_tid and last_tid they lay, if they were alone there: a hint, checked against their ids.';
 comment on column cascade_internal.work_chunk.ids is 'The events in order; null means all from first_id to last_id.';
 comment on column cascade_internal.work_chunk.tids is 'Where each of them lay, if others were among them; a hint likewise.';
-comment on column cascade_internal.work_chunk."open" is 'Those that are not finished; null means all of them.';
+comment on column cascade_internal.work_chunk."open" is 'Those that are not finished, until the chunk is done; null means all of them.';
 
 -- Who holds what: one row per claim, whatever it holds.  It is there as long as the claim is good.
 create table if not exists cascade_internal.work_claim (

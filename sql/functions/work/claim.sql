@@ -12,6 +12,8 @@ as $$
 declare
     v_now    constant timestamptz := clock_timestamp();
     v_found  record;
+    v_log    cascade_internal.queue;
+    v_work   cascade_internal.work_consumer;
     v_id     integer;
     v_claim  bigint;
     v_worker text := hand_out.worker;
@@ -37,7 +39,9 @@ begin
         perform cascade_internal.finish_messages(v_found.work, v_found.claim, hand_out.ids, hand_out.results);
         v_worker := (v_found.claim).worker;
     end if;
-    v_id := (v_found.work).subscription_id;
+    v_log := v_found.log;
+    v_work := v_found.work;
+    v_id := v_work.subscription_id;
     v_from := cascade_internal.work_register('hint', v_id);
     v_hint := v_from;
     if hand_out.lease is not null then
@@ -46,12 +50,12 @@ begin
     for v_look in 1 .. 2 loop
         if cascade_internal.has_rows(v_id) then
             return query
-                select r.id, (v_found.log).name, r.type, r.key, r.payload, r.headers, r.attempt, r."time", r.available_at, v_claim
-                  from cascade_internal.pick_rows(v_found.work, v_left, coalesce(v_claim, 0), v_now, v_claim is null) as r;
+                select r.id, v_log.name, r.type, r.key, r.payload, r.headers, r.attempt, r."time", r.available_at, v_claim
+                  from cascade_internal.pick_rows(v_work, v_left, coalesce(v_claim, 0), v_now, v_claim is null) as r;
             get diagnostics v_rows = row_count;
             v_left := v_left - v_rows;
             if v_claim is null and v_rows > 0 then
-                perform cascade_internal.finish_consumed(v_found.work, v_now);
+                perform cascade_internal.finish_consumed(v_work, v_now);
             end if;
         end if;
         while v_left > 0 loop
@@ -70,23 +74,23 @@ begin
                 v_chunk := cascade_internal.split_chunk(v_chunk, v_left);
             end if;
             if v_claim is null then
-                perform cascade_internal.consume_chunk(v_found.work, v_chunk, v_now);
+                perform cascade_internal.consume_chunk(v_work, v_chunk, v_now);
             else
                 update cascade_internal.work_chunk as c
                    set state = 'h', claim_id = v_claim, worker = v_worker, claimed_at = v_now
                  where c.subscription_id = v_id and c.no = v_chunk.no;
                 v_chunks := v_chunks || v_chunk.no;
             end if;
-            return query execute cascade_internal.chunk_query(v_found.log, v_chunk, false)
+            return query execute cascade_internal.chunk_query(v_log, v_chunk, false)
                 using v_chunk.cut_at, v_claim, v_chunk.first_id, v_chunk.last_id, v_chunk.first_tid, v_chunk.last_tid,
                       coalesce(v_chunk."open", v_chunk.ids), v_chunk.tids;
             get diagnostics v_count = row_count;
             if v_count < coalesce(cardinality(v_chunk."open"), v_chunk.events) then
-                return query select m.* from cascade_internal.find_moved(v_found.log, v_chunk, v_claim, v_count) as m;
+                return query select m.* from cascade_internal.find_moved(v_log, v_chunk, v_claim, v_count) as m;
             end if;
             v_left := v_left - coalesce(cardinality(v_chunk."open"), v_chunk.events);
         end loop;
-        exit when v_left < hand_out.count or v_look = 2 or not cascade_internal.replenish(v_found.log, v_found.work);
+        exit when v_left < hand_out.count or v_look = 2 or not cascade_internal.replenish(v_log, v_work);
         v_hint := cascade_internal.work_register('low', v_id);
     end loop;
     if v_left = hand_out.count then
@@ -149,7 +153,7 @@ language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
     update cascade_internal.work_chunk as c
-       set state = 'd', "open" = '{}', claimed_at = consume_chunk.at, done_at = consume_chunk.at
+       set state = 'd', claimed_at = consume_chunk.at, done_at = consume_chunk.at
      where c.subscription_id = (consume_chunk.chunk).subscription_id and c.no = (consume_chunk.chunk).no;
     if cascade_internal.has_blockers((consume_chunk.chunk).subscription_id) then
         perform cascade_internal.settle(consume_chunk.work, cascade_internal.open_ids(consume_chunk.chunk), 'done');

@@ -29,8 +29,23 @@ returns integer
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_done bigint[];
+    v_done  bigint[];
+    v_count integer;
 begin
+    -- Almost always it is all of a claim that holds plain messages only.
+    if finish_messages.ids is null and finish_messages.results is null and not (finish_messages.claim).has_rows
+       and not cascade_internal.has_blockers((finish_messages.claim).subscription_id) then
+        with done as (
+            update cascade_internal.work_chunk as c
+               set state = 'd', done_at = clock_timestamp()
+             where c.subscription_id = (finish_messages.claim).subscription_id
+               and c.no = any ((finish_messages.claim).chunks)
+               and c.state = 'h'
+            returning coalesce(cardinality(c."open"), c.events) as events)
+        select sum(d.events) into v_count from done as d;
+        delete from cascade_internal.work_claim as c where c.claim_id = (finish_messages.claim).claim_id;
+        return v_count;
+    end if;
     if finish_messages.results is not null and coalesce(cardinality(finish_messages.ids), -1) <> cardinality(finish_messages.results) then
         raise exception '% results for % ids', cardinality(finish_messages.results), coalesce(cardinality(finish_messages.ids), 0)
             using errcode = 'QC003', hint = 'Give one result for each id; null is none.';
@@ -120,7 +135,7 @@ begin
         v_all := v_all || v_done;
         if v_left = '{}' then
             update cascade_internal.work_chunk as c
-               set state = 'd', "open" = '{}', tids = null, done_at = finish_chunks.at
+               set state = 'd', "open" = '{}', done_at = finish_chunks.at
              where c.subscription_id = v_chunk.subscription_id and c.no = v_no;
         else
             update cascade_internal.work_chunk as c set "open" = v_left
