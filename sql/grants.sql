@@ -30,7 +30,7 @@ begin
         select p.oid::regprocedure as signature
           from pg_catalog.pg_proc as p
          where p.pronamespace = 'cascade_internal'::regnamespace
-           and (p.prosecdef and p.proname not in ('post', 'post_many', 'reserve_id') or p.proname = 'wake')
+           and (p.prosecdef and p.proname not in ('post', 'post_many', 'reserve_id', 'begin_staging', 'stage', 'publish_staging', 'drop_staging') or p.proname = 'wake')
     loop
         execute format('grant execute on function %s to public', v_function.signature);
     end loop;

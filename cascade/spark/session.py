@@ -22,6 +22,8 @@ Settings = dict[str, bool | float | int | str | None]
 
 #: What a session has unless the caller, or the cluster's spark-defaults.conf, says otherwise.
 USUAL: Settings = {
+    # Days and hours in reports are the same wherever a job runs.
+    "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -71,7 +73,7 @@ def session(
         found.addArtifacts(str(package()), pyfile=True)
     else:
         is_local = master.startswith("local")
-        _prepare_environment(is_local=is_local)
+        _prepare_environment(is_local=is_local, python=(conf or {}).get("spark.pyspark.python"))
         settings = USUAL | (LOCAL if is_local else {}) | _logging(log) | dict(conf or {})
         found = SparkSession.builder.appName(app).master(master).config(map=settings).getOrCreate()
         if not is_local:
@@ -110,10 +112,13 @@ def _shared() -> Settings:
     return {name: value for name, value in USUAL.items() if name.startswith("spark.sql.")}
 
 
-def _prepare_environment(*, is_local: bool) -> None:
+def _prepare_environment(*, is_local: bool, python: str | None) -> None:
     """Set what Spark reads from the environment when its JVM starts, unless it is set."""
     os.environ["JAVA_HOME"] = str(java.home())
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if python is not None:
+        # Only spark-submit minds the setting.
+        os.environ["PYSPARK_PYTHON"] = python
     if is_local:
         # Workers would otherwise be whatever `python3` is first on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -47,3 +47,9 @@ comment on view cascade.quarantine is 'Events that were set aside in this databa
 create or replace view cascade.journal as
 select j.* from cascade_internal.list_journal() as j;
 comment on view cascade.journal is 'Every step of an operation in this database: it explains, and drives nothing.';
+
+create or replace view cascade.staged_jobs as
+select q.name as queue, s.name as job, s.begun_by, s.begun_at, s.published_at, s.events
+  from cascade_internal.staging as s
+  join cascade_internal.queue as q using (queue_id);
+comment on view cascade.staged_jobs is 'Jobs that publish many rows at once; a named one stays listed, and is never published again.';

@@ -49,6 +49,10 @@ FUNCTIONS: list[tuple[str, str, dict[str, str]]] = [
             "post_many": "Inserts the events once more, with new ids.",
             "reserve_id": "Hands out another id.",
             "payload_limit": "Returns the same number, unless the option was changed.",
+            "begin_staging": "Begins another; with a name it takes over, or returns null once that was published.",
+            "stage": "Changes nothing, for the rows are counted.",
+            "publish_staging": "Returns the same number; the events are in the log once.",
+            "drop_staging": "Returns false.",
         },
     ),
     (
@@ -258,6 +262,14 @@ NOT_RAISED = {
 }
 
 COLUMNS = {
+    "staged_jobs": {
+        "queue": "the queue",
+        "job": "its name; null for one that has none",
+        "begun_by": "the role that began it",
+        "begun_at": "when that was",
+        "published_at": "when its rows were published; null until then",
+        "events": "how many those were",
+    },
     "queues": {
         "queue": "its name",
         "created_at": "when it was made",

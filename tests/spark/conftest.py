@@ -37,7 +37,7 @@ def java() -> Path:
 
 @pytest.fixture(scope="session")
 def spark(java: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session that all tests share, with two threads."""
+    """The session that all tests share: two threads, and a task that dies is run again twice."""
     from cascade.spark import session
 
     folder = tmp_path_factory.mktemp("spark")
@@ -50,7 +50,7 @@ def spark(java: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
         "spark.driver.memory": "1g",
     }
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    made = session("cascade tests", master="local[2]", conf=conf, log=folder / "spark.log")
+    made = session("cascade tests", master="local[2,3]", conf=conf, log=folder / "spark.log")
     yield made
     made.stop()
     for name, value in before.items():

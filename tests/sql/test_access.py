@@ -161,6 +161,10 @@ CALLS = {
     "digest_events": "cascade.digest_events('{q}', 1, 2)",
     "read_log": "cascade.read_log('{q}', 1, 2)",
     "read_ticks": "cascade.read_ticks('{q}', 1, 2)",
+    "begin_staging": "cascade.begin_staging('{q}')",
+    "stage": "cascade.stage(cascade.begin_staging('{q}'), 0, 0, 0, '{{t}}', '{{k}}', '{{1}}', '{{null}}')",
+    "publish_staging": "cascade.publish_staging(cascade.begin_staging('{q}'), '{{}}', '{{}}', '{{}}')",
+    "drop_staging": "cascade.drop_staging(cascade.begin_staging('{q}'))",
     "find_tick": "cascade.find_tick('{q}', 'earliest')",
     "range_ticks": "cascade.range_ticks('{q}', 1, 1)",
     "range_query": "cascade.range_query('{q}', 1, 1)",
@@ -179,7 +183,9 @@ NODE = {
     "own_fork", "note_tracker", "reset_leaf", "find_tick", "range_ticks", "range_query",
     "dispatch_work", "tend_work", "next_work_due", "work_channels",
 }  # fmt: skip
-PRODUCER = {"post", "post_many", "reserve_id", "payload_limit"}
+PRODUCER = {
+    "post", "post_many", "reserve_id", "payload_limit", "begin_staging", "stage", "publish_staging", "drop_staging",
+}  # fmt: skip
 CONSUMER = {
     "subscribe", "unsubscribe", "seek", "next_batch", "batch_events", "finish_batch", "renew_batch", "release_batch",
     "retry_event", "tick_channel", "claim", "consume", "complete", "complete_and_claim", "fail", "bury", "release",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType, TimestampType, VariantType
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType, VariantType
 
 from cascade.errors import ConfigError
 from cascade.spark.source.payload import check as check_payload
@@ -25,25 +25,14 @@ EVENT = StructType(
 NAMES = tuple(EVENT.fieldNames())
 
 
-def schema(payload: str) -> StructType:
+def schema(payload: str) -> StructType | str:
     """Return the schema of a read: payload as text, as variant, or parsed as the fields of a DDL string."""
-    return StructType(
-        [StructField("payload", payload_type(payload)) if found.name == "payload" else found for found in EVENT]
-    )
-
-
-def payload_type(payload: str) -> DataType:
-    """Return what the option `payload` stands for."""
-    if payload in ("text", "variant"):
-        return StringType() if payload == "text" else VariantType()
-    try:
-        found = StructType.fromDDL(payload)
-    except Exception as error:
-        raise ConfigError(
-            f"option payload is {payload!r:.80}", hint="Give text, variant, or fields as in 'id bigint, total double'."
-        ) from error
-    check_payload(found)
-    return found
+    if payload == "text":
+        return EVENT
+    # Only the JVM reads DDL.
+    wanted = "variant" if payload == "variant" else f"struct<{payload}>"
+    fields = [(found.name, wanted if found.name == "payload" else found.dataType.simpleString()) for found in EVENT]
+    return ", ".join(f"{name} {type_}" for name, type_ in fields)
 
 
 def check(wanted: StructType) -> None:

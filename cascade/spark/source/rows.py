@@ -124,3 +124,5 @@ def _translated() -> Iterator[None]:
             hint = "Reading ranges is for operators: the owner of the schema, members of cascade_node or cascade_admin."
             raise ForbiddenError(message, hint=hint) from error
         raise TransientError(message) from error
+    except (OSError, pa.ArrowException) as error:  # What happens between two batches comes from Arrow.
+        raise TransientError(str(error).strip().splitlines()[0]) from error

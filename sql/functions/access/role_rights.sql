@@ -12,7 +12,15 @@ as $$
            'cascade.payload_limit(text),'
            'cascade_internal.post(text, json, text, text, json, bigint, name, interval, timestamptz, timestamptz, integer, bigint[], jsonb, text, interval),'
            'cascade_internal.post_many(text, json[], text, text, json, text[], text[], name, interval, timestamptz, timestamptz, integer, bigint[], jsonb, text[], interval),'
-           'cascade_internal.reserve_id(text, name)'
+           'cascade_internal.reserve_id(text, name),'
+           'cascade.begin_staging(text, text, boolean),'
+           'cascade.stage(uuid, integer, bigint, bigint, text[], text[], json[], json[], timestamptz[], text[], bigint[]),'
+           'cascade.publish_staging(uuid, integer[], bigint[], bigint[]),'
+           'cascade.drop_staging(uuid),'
+           'cascade_internal.begin_staging(text, text, boolean, name),'
+           'cascade_internal.stage(uuid, integer, bigint, bigint, text[], text[], json[], json[], timestamptz[], text[], bigint[], name),'
+           'cascade_internal.publish_staging(uuid, integer[], bigint[], bigint[], name),'
+           'cascade_internal.drop_staging(uuid, name)'
 $$;
 comment on function cascade_internal.producer_functions() is 'The functions granted to producers.';
 
