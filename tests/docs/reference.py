@@ -571,7 +571,10 @@ def walk(command: click.Command, name: str, parent: click.Context | None) -> Ite
 
 def write() -> None:
     """Write both pages."""
-    with tempfile.TemporaryDirectory() as templates, start(labels(choose(os.environ))[0], Path(templates), {}) as backend:
+    with (
+        tempfile.TemporaryDirectory() as templates,
+        start(labels(choose(os.environ))[0], Path(templates), {}) as backend,
+    ):
         with Database.fresh(backend) as database:
             SQL_PAGE.write_text(sql_page(database.main))
     CLI_PAGE.write_text(cli_page())

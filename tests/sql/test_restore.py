@@ -14,6 +14,9 @@ from tests.fixtures.backend import Backend
 from tests.fixtures.database import Database
 from tests.fixtures.expect import refused
 
+#: More transactions than a restore takes, which is one for every object of the schema.
+AHEAD = 6000
+
 
 @pytest.fixture
 def fresh(backends: Callable[..., Backend]) -> Backend:
@@ -57,7 +60,7 @@ def db(db: Database, fresh: Backend) -> Database:
     with psycopg.connect(fresh.admin_dsn, autocommit=True) as conn:
         row = conn.execute("select txid_current()").fetchone()
     assert row is not None
-    age(db, max(0, row[0] + 2000 - db.value("select txid_current()")))
+    age(db, max(0, row[0] + AHEAD - db.value("select txid_current()")))
     return db
 
 
