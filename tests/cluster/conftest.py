@@ -32,7 +32,7 @@ def servers(templates: Path) -> Iterator[list[Backend]]:
             home = templates / f"cluster{number}"
             home.mkdir(exist_ok=True)
             found.append(stack.enter_context(start(LABELS[number % len(LABELS)], home, {})))
-            found[-1].need_another()
+            found[-1].need_server()
         yield found
 
 

@@ -30,7 +30,7 @@ SKIPPED = {
     "tests/sql/test_tick.py::test_a_prepared_transaction_comes_when_it_is_committed": "max_prepared_transactions = 0",
     "tests/sql/test_crash.py::test_a_tick_that_was_seen_survives_a_crash_with_its_events": "not ours to stop",
     "tests/sql/test_restore.py::test_a_restored_queue_goes_on": "needs several servers",
-    "tests/cluster/test_copying.py": "needs several servers",
+    "tests/cluster/test_copying.py": "stops its server, and the given one",
 }
 FOUND = (
     "select array(select datname from pg_database order by 1), array(select rolname from pg_roles order by 1),"
