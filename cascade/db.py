@@ -33,18 +33,18 @@ async def connect(dsn: str, *, service: str, prepare_threshold: int | None = PRE
     """Open a connection of one service; `service` is shown in pg_stat_activity."""
     with translated():
         return await psycopg.AsyncConnection.connect(
-            _complete(dsn, service), autocommit=True, prepare_threshold=prepare_threshold
+            complete(dsn, service), autocommit=True, prepare_threshold=prepare_threshold
         )
 
 
 def connect_sync(dsn: str, *, service: str, prepare_threshold: int | None = PREPARE_THRESHOLD) -> Connection:
     """Open a connection for the synchronous client."""
     with translated():
-        return psycopg.Connection.connect(_complete(dsn, service), autocommit=True, prepare_threshold=prepare_threshold)
+        return psycopg.Connection.connect(complete(dsn, service), autocommit=True, prepare_threshold=prepare_threshold)
 
 
-def _complete(dsn: str, service: str) -> str:
-    """Add what every connection has, unless the DSN says otherwise."""
+def complete(dsn: str, service: str) -> str:
+    """Return a DSN with what every connection has, unless it says otherwise."""
     try:
         given = psycopg.conninfo.conninfo_to_dict(dsn)
     except psycopg.ProgrammingError as error:

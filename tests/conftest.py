@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 from cascade.errors import CascadeError
 from tests.fixtures.backend import Backend, borrowed, labels, start
 from tests.fixtures.database import Database
+from tests.fixtures.spark import java as java
+from tests.fixtures.spark import spark as spark
 from tests.fixtures.supply import Choice, Supply, check_containers, check_embedded, choose
 
 try:

@@ -20,7 +20,7 @@ from cascade.spark.carriers import fetch
 from cascade.spark.differences import COLUMNS
 
 if TYPE_CHECKING:
-    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow
     from pyspark.sql import DataFrame, SparkSession
 
 T = TypeVar("T")

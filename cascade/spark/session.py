@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 import zipfile
@@ -68,9 +69,7 @@ def session(
     except ImportError as error:
         raise ConfigError("Spark is not installed", hint="pip install 'cascade-queue[spark]'.") from error
     if remote is not None:
-        shared = _shared() | dict(conf or {})
-        found = SparkSession.builder.appName(app).remote(remote).config(map=shared).getOrCreate()
-        found.addArtifacts(str(package()), pyfile=True)
+        found = _connect(app, remote, dict(conf or {}))
     else:
         is_local = master.startswith("local")
         _prepare_environment(is_local=is_local, python=(conf or {}).get("spark.pyspark.python"))
@@ -79,6 +78,19 @@ def session(
         if not is_local:
             found.sparkContext.addPyFile(str(package()))
     register(found)
+    return found
+
+
+def _connect(app: str, remote: str, conf: Settings) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    try:
+        found = SparkSession.builder.appName(app).remote(remote).config(map=_shared() | conf).getOrCreate()
+    except ImportError as error:
+        raise ConfigError(
+            "Spark Connect needs packages that are not installed", hint="pip install 'pyspark[connect]'."
+        ) from error
+    found.addArtifacts(str(package()), pyfile=True)
     return found
 
 
@@ -119,6 +131,12 @@ def _prepare_environment(*, is_local: bool, python: str | None) -> None:
     if python is not None:
         # Only spark-submit minds the setting.
         os.environ["PYSPARK_PYTHON"] = python
+    python = os.environ.get("PYSPARK_PYTHON", "python3")
+    if not is_local and shutil.which(python) is None:
+        raise ConfigError(
+            f"there is no {python} here, with which executors are to run",
+            hint="Spark plans reads on the driver with it, too: unpack spark.archives in the working directory.",
+        )
     if is_local:
         # Workers would otherwise be whatever `python3` is first on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

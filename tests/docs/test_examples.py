@@ -19,7 +19,15 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(TOP))
 
 
-RUN = [page for page in PAGES if blocks(page.read_text())]
+def uses_spark(page: Path) -> bool:
+    return any("cascade.spark" in block.text or "$ cascade spark" in block.text for block in blocks(page.read_text()))
+
+
+RUN = [
+    pytest.param(page, id=name_of(page), marks=[pytest.mark.xdist_group("spark")] if uses_spark(page) else [])
+    for page in PAGES
+    if blocks(page.read_text())
+]
 
 
 @pytest.fixture
@@ -33,8 +41,11 @@ def runner(db: Database, tmp_path: Path) -> Iterator[Runner]:
             Cluster.open(tmp_path / ".cascade").remove()
 
 
-@pytest.mark.parametrize("page", RUN, ids=name_of)
-def test_examples_run(page: Path, runner: Runner) -> None:
+@pytest.mark.parametrize("page", RUN)
+def test_examples_run(page: Path, runner: Runner, request: pytest.FixtureRequest) -> None:
+    if uses_spark(page):
+        # session() returns the one that is running.
+        request.getfixturevalue("spark")
     for block in blocks(page.read_text()):
         try:
             runner.run(block)

@@ -1,19 +1,13 @@
-"""One Spark session for all tests of a run: they are one xdist group, so that a single JVM is started."""
+"""Spark's tests are one xdist group, so that they share one session, and a single JVM is started."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from cascade.errors import ConfigError
 from tests.fixtures.database import Database, eventually, table
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 HERE = Path(__file__).parent
 
@@ -22,45 +16,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("spark"))
-
-
-@pytest.fixture(scope="session")
-def java() -> Path:
-    """The Java that Spark runs on; without one, its tests say so and are skipped."""
-    from cascade.spark import java
-
-    try:
-        return java.find()
-    except ConfigError as error:
-        pytest.skip(f"SPARK IS NOT TESTED: {error}")
-
-
-@pytest.fixture(scope="session")
-def spark(java: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session that all tests share: two threads, and a task that dies is run again twice."""
-    from cascade.spark import session
-
-    folder = tmp_path_factory.mktemp("spark")
-    conf = {
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.local.dir": str(folder / "local"),
-        "spark.sql.shuffle.partitions": "2",
-        # The tests' own time zone must not matter.
-        "spark.sql.session.timeZone": "Asia/Kathmandu",
-        "spark.driver.memory": "1g",
-    }
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    made = session("cascade tests", master="local[2,3]", conf=conf, log=folder / "spark.log")
-    yield made
-    made.stop()
-    for name, value in before.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
-
-
-#: What starting Spark sets in the environment, and other tests of this process must not see.
-ENVIRONMENT = ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP")
 
 
 @pytest.fixture

@@ -19,24 +19,34 @@ from tests.spark.conftest import fill, payloads, rotate_past
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+
+    from cascade.spark.source.read import RangeReader
 
 #: Characters of every width, what JSON escapes, and what only looks like SQL or COPY.
 ODD = ["", "é", "日本語", "🐘", "'", '"', "\\", "\t\n\r", "\\N", "\\.", "%s", "{}", "\u2028", "null"]
 
 
-def id_and_payload() -> StructType:
-    """Return the schema of a read that is done without a session."""
+def reader(db: Database, *names: str, partitions: int = 1) -> RangeReader:
+    """Return what reads some columns of a queue, as Spark's tasks do."""
     from cascade.spark.source.columns import EVENT
+    from cascade.spark.source.options import parse
+    from cascade.spark.source.read import RangeReader
 
-    return type(EVENT)([EVENT["id"], EVENT["payload"]])
+    options = {"dsn": db.dsn, "queue": "orders", "partitions": str(partitions)}
+    return RangeReader(parse(options), type(EVENT)([EVENT[name] for name in names or EVENT.names]))
+
+
+def read(db: Database, *names: str, partitions: int = 1) -> list[dict[str, Any]]:
+    """Return all events."""
+    made = reader(db, *names, partitions=partitions)
+    return [row for part in made.partitions() for batch in made.read(part) for row in batch.to_pylist()]
 
 
 def load(spark: SparkSession, db: Database, queue: str = "orders", **options: Any) -> DataFrame:
-    reader = spark.read.format("cascade").option("dsn", db.dsn).option("queue", queue)
+    loader = spark.read.format("cascade").option("dsn", db.dsn).option("queue", queue)
     for name, value in options.items():
-        reader = reader.option({"start": "from"}.get(name, name), str(value))
-    return reader.load()
+        loader = loader.option({"start": "from"}.get(name, name), str(value))
+    return loader.load()
 
 
 def test_every_column_arrives_as_it_was_written(spark: SparkSession, db: Database, queue: str) -> None:
@@ -94,7 +104,7 @@ def test_ranges_meet_without_gap_or_overlap(spark: SparkSession, db: Database, q
     assert load(spark, db, start=made[1], to=made[1]).collect() == []
 
 
-def test_an_event_has_the_tick_that_ends_its_batch(spark: SparkSession, db: Database, queue: str) -> None:
+def test_an_event_has_the_tick_that_ends_its_batch(db: Database, queue: str, java: object) -> None:
     """Transactions that stay open over ticks, and commit in another order than they began."""
     sessions = [db.connect(autocommit=False) for _ in range(3)]
     for n, conn in enumerate(sessions):
@@ -113,38 +123,24 @@ def test_an_event_has_the_tick_that_ends_its_batch(spark: SparkSession, db: Data
         db.finish(batch[0])
     assert len(wanted) == 6 and len(set(wanted.values())) >= 4
     for parts in (1, 3):
-        assert {row.id: row.tick for row in load(spark, db, partitions=parts).collect()} == wanted
-    # Columns that nobody asks for are not read, and the tick is known without the transaction.
-    some = (
-        spark.read.format("cascade")
-        .option("dsn", db.dsn)
-        .option("queue", queue)
-        .schema("tick bigint, id bigint")
-        .load()
-    )
-    assert {row.id: row.tick for row in some.collect()} == wanted
+        found = read(db, "id", "tick", partitions=parts)
+        assert {row["id"]: row["tick"] for row in found} == wanted
 
 
 def test_the_database_decides_what_it_can(db: Database, queue: str, java: object) -> None:
     from pyspark.sql import datasource as source
 
-    from cascade.spark.source.columns import EVENT
-    from cascade.spark.source.options import parse
-    from cascade.spark.source.read import RangeReader
-
     made = fill(db, 42, ticks=3)
     db.main.execute("insert into queue.orders (type, payload) values (null, '0'), ('o''clock', '1')")
     last = db.tick(queue)
-    options = parse({"dsn": db.dsn, "queue": queue, "partitions": "2"})
 
-    def read(*filters: source.Filter) -> tuple[list[dict[str, Any]], int]:
+    def ask(*filters: source.Filter) -> tuple[list[dict[str, Any]], int]:
         """Return the rows that are read, and how many conditions are left to Spark."""
-        reader = RangeReader(options, EVENT)
-        left = len(list(reader.pushFilters(list(filters))))
-        found = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
-        return found, left
+        made = reader(db, partitions=2)
+        left = len(list(made.pushFilters(list(filters))))
+        return [row for part in made.partitions() for batch in made.read(part) for row in batch.to_pylist()], left
 
-    everything, _ = read()
+    everything = read(db)
     assert len(everything) == 44
     moment = everything[19]["time"]
     kind, key, time, tick, number = (("type",), ("key",), ("time",), ("tick",), ("id",))
@@ -172,9 +168,9 @@ def test_the_database_decides_what_it_can(db: Database, queue: str, java: object
     ]
     for condition, is_wanted in cases:
         wanted = [row for row in everything if is_wanted(row)]
-        assert read(condition) == (wanted, 0), condition
+        assert ask(condition) == (wanted, 0), condition
         assert 0 <= len(wanted) < len(everything)
-    both = read(source.EqualTo(kind, "type.1"), source.GreaterThan(tick, made[0]))
+    both = ask(source.EqualTo(kind, "type.1"), source.GreaterThan(tick, made[0]))
     assert both == ([row for row in everything if row["type"] == "type.1" and row["tick"] > made[0]], 0)
     # The order of texts, what PostgreSQL cannot hold, and what is inside of a payload are left to Spark.
     for condition in (
@@ -185,7 +181,7 @@ def test_the_database_decides_what_it_can(db: Database, queue: str, java: object
         source.EqualTo(("payload", "n"), 1),
         source.EqualTo(tick, None),
     ):
-        assert read(condition) == (everything, 1), condition
+        assert ask(condition) == (everything, 1), condition
 
 
 def test_what_spark_asks_is_asked_of_the_database(spark: SparkSession, db: Database, queue: str) -> None:
@@ -248,13 +244,11 @@ def test_a_payload_can_be_parsed_on_the_way(spark: SparkSession, db: Database, q
 def test_a_task_that_is_run_again_reads_the_same_rows(db: Database, queue: str, java: object) -> None:
     """The reading is cut in the middle, from outside; Spark tries again only on a cluster, so here we do."""
     from cascade.errors import TransientError
-    from cascade.spark.source.options import parse
-    from cascade.spark.source.read import RangeReader
 
     fill(db, 20_000, ticks=4, size=1000)
-    reader = RangeReader(parse({"dsn": db.dsn, "queue": queue, "partitions": "2"}), id_and_payload())
-    part, other = reader.partitions()
-    first = reader.read(part)
+    found = reader(db, "id", "payload", partitions=2)
+    part, other = found.partitions()
+    first = found.read(part)
     begun = next(first).num_rows
     assert 0 < begun < 10_000
     db.admin().execute(
@@ -264,23 +258,21 @@ def test_a_task_that_is_run_again_reads_the_same_rows(db: Database, queue: str, 
     with pytest.raises(TransientError):
         list(first)
     fill(db, 1000)  # What comes later is no part of it.
-    again = [batch["id"].to_pylist() for batch in reader.read(part)]
-    rest = [batch["id"].to_pylist() for batch in reader.read(other)]
+    again = [batch["id"].to_pylist() for batch in found.read(part)]
+    rest = [batch["id"].to_pylist() for batch in found.read(other)]
     assert sorted(n for batch in again + rest for n in batch) == list(range(1, 20_001))
-    assert list(map(len, again)) == [batch.num_rows for batch in reader.read(part)]
+    assert list(map(len, again)) == [batch.num_rows for batch in found.read(part)]
 
 
 def test_events_that_rotation_took_are_missed_aloud(
     spark: SparkSession, db: Database, queue: str, java: object
 ) -> None:
     from cascade.errors import ExpiredError
-    from cascade.spark.source.options import parse
-    from cascade.spark.source.read import RangeReader
 
     made = fill(db, 20_000, ticks=4, size=1000)
-    reader = RangeReader(parse({"dsn": db.dsn, "queue": queue}), id_and_payload())
-    (part,) = reader.partitions()
-    reading = reader.read(part)
+    found = reader(db, "id", "payload")
+    (part,) = found.partitions()
+    reading = found.read(part)
     next(reading)
     # A register moves before anything is emptied, so the last look notices, even where the lock let the rows be read.
     db.admin().execute("select setval('cascade_internal.first_1', 1)")

@@ -17,7 +17,7 @@ from psycopg import sql
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from cascade.db import Connection
+from cascade.db import Connection, complete
 from cascade.errors import ForbiddenError, TransientError
 from cascade.spark import ranges
 from cascade.spark.ranges import Range, Tick
@@ -100,7 +100,11 @@ class TickFinder:
 
 
 def _fetch(dsn: str, query: str) -> Iterator[pa.RecordBatch]:
-    with _translated(), closing(adbc.connect(dsn)) as conn, closing(conn.cursor()) as cur:
+    with (
+        _translated(),
+        closing(adbc.connect(complete(dsn, f"{ranges.SERVICE}/read"))) as conn,
+        closing(conn.cursor()) as cur,
+    ):
         for setting in SETTINGS:
             cur.execute(f"set {setting}")
         cur.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(BATCH_BYTES)})
