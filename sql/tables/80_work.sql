@@ -157,7 +157,7 @@ create table if not exists cascade_internal.work_history_default partition of ca
 comment on table cascade_internal.work_history_default is 'Ends of attempts for which no partition was made in time.';
 comment on table cascade_internal.work_history is 'What became of every attempt, and the results.';
 
--- What claim, consume, peek and take return.
+-- What claim, consume, peek and take return, and what work_messages does.
 do $$
 begin
     if to_regtype('cascade.message') is null then
@@ -174,6 +174,23 @@ begin
             claim_id     bigint
         );
         comment on type cascade.message is 'A message, as a consumer in work mode is given it.';
+        create type cascade.work_message as (
+            id          bigint,
+            state       text,
+            class       smallint,
+            type        text,
+            key         text,
+            attempt     integer,
+            posted_at   timestamptz,
+            due_at      timestamptz,
+            expires_at  timestamptz,
+            worker      text,
+            claimed_at  timestamptz,
+            lease_until timestamptz,
+            waits_for   bigint[],
+            error       text
+        );
+        comment on type cascade.work_message is 'A message, as cascade.work_messages() lists it.';
     end if;
 end
 $$;

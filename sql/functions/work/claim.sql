@@ -308,6 +308,7 @@ begin
     if exists (select from cascade_internal.work_claim as c where c.subscription_id = v_id and c.until <= clock_timestamp()) then
         v_moved := cascade_internal.reap_claims(replenish.log, replenish.work, false);
     end if;
+    v_moved := v_moved + cascade_internal.tend_rows(replenish.work, clock_timestamp());
     if cascade_internal.is_behind(replenish.log, v_id) then
         begin
             perform from cascade_internal.subscription as s where s.subscription_id = v_id for no key update skip locked;

@@ -25,6 +25,11 @@ begin
     end loop;
     tend_work.queue_name := null;
     tend_work.consumer := null;
+    tend_work.action := 'keys forgotten';
+    tend_work.messages := cascade_internal.forget_keys(clock_timestamp());
+    if tend_work.messages > 0 then
+        return next;
+    end if;
     tend_work.action := 'history dropped';
     tend_work.messages := cascade_internal.tend_history();
     if tend_work.messages > 0 then
@@ -46,6 +51,9 @@ begin
     tend_consumer.messages := cascade_internal.reap_claims(
         tend_consumer.log, tend_consumer.work, cascade_internal.work_option(tend_consumer.work, 'watch_sessions')::boolean);
     return next;
+    tend_consumer.action := 'made ready';
+    tend_consumer.messages := cascade_internal.tend_rows(tend_consumer.work, v_now);
+    return next;
     perform cascade_internal.mend_registers(v_id);
     perform cascade_internal.let_go(tend_consumer.log, v_id);
 
@@ -59,10 +67,12 @@ begin
     return next;
 
     tend_consumer.action := 'dead purged';
-    delete from cascade_internal.work_dead as d
-     where d.subscription_id = v_id
-       and d.died_at < v_now - cascade_internal.work_option(tend_consumer.work, 'keep_dead')::interval;
-    get diagnostics tend_consumer.messages = row_count;
+    tend_consumer.messages := cascade_internal.drop_dead(tend_consumer.work, array(
+        select d.id from cascade_internal.work_dead as d
+         where d.subscription_id = v_id
+           and d.died_at < v_now - cascade_internal.work_option(tend_consumer.work, 'keep_dead')::interval
+         order by d.id
+           for update skip locked));
     return next;
 end
 $$;
