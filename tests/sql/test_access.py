@@ -28,7 +28,7 @@ def db(db: Database) -> Database:
         db.queue(name)
         db.rows("select cascade.subscribe(%s, 'c')", name)
         db.rows("select cascade.subscribe(%s, 'w', mode => 'work')", name)
-        db.insert("secret", queue=name)
+        db.insert("secret", "another", queue=name)
         db.tick(name)
     return db
 
@@ -60,6 +60,19 @@ CALLS = {
     "release": "cascade.release((select max(claim) from batches where queue = '{q}'))",
     "alter_consumer": "cascade.alter_consumer('{q}', 'w', '{{}}')",
     "extend": "cascade.extend((select max(claim) from batches where queue = '{q}'))",
+    "peek": "cascade.peek('{q}', 'w')",
+    "take": "cascade.take('{q}', 2, '0')",
+    "cancel": "cascade.cancel('{q}', 1)",
+    "work_messages": "cascade.work_messages('{q}', 'w')",
+    "work_result": "cascade.work_result('{q}', 'w', 1)",
+    "work_attempts": "cascade.work_attempts('{q}', 'w', 1)",
+    "dead_messages": "cascade.dead_messages('{q}', 'w')",
+    "replay": "cascade.replay('{q}', 'w')",
+    "purge_dead": "cascade.purge_dead('{q}', 'w')",
+    "purge_work": "cascade.purge_work('{q}', 'w')",
+    "retry_message": "cascade.retry_message('{q}', 'w', '{{1}}')",
+    "bury_message": "cascade.bury_message('{q}', 'w', '{{1}}')",
+    "release_message": "cascade.release_message('{q}', 'w', '{{1}}')",
     "dispatch_work": "cascade.dispatch_work('{q}')",
     "tend_work": "cascade.tend_work()",
     "next_work_due": "cascade.next_work_due('{q}')",
@@ -189,7 +202,9 @@ PRODUCER = {
 CONSUMER = {
     "subscribe", "unsubscribe", "seek", "next_batch", "batch_events", "finish_batch", "renew_batch", "release_batch",
     "retry_event", "tick_channel", "claim", "consume", "complete", "complete_and_claim", "fail", "bury", "release",
-    "extend", "alter_consumer", "work_channel",
+    "extend", "alter_consumer", "work_channel", "peek", "take", "cancel", "work_messages", "work_result",
+    "work_attempts", "dead_messages", "replay", "purge_dead", "purge_work", "retry_message", "bury_message",
+    "release_message",
 }  # fmt: skip
 
 
