@@ -83,7 +83,9 @@ begin
               from gone as g
               left join unnest(remove_from_claim.ids, remove_from_claim.results) as r(id, result) on r.id = g.id)
         select array_agg(g.id) into v_rows from gone as g;
-        v_rows := coalesce(v_rows, '{}');
+        v_rows := coalesce(v_rows, '{}')
+                  || cascade_internal.finish_parcels(remove_from_claim.work, remove_from_claim.claim, remove_from_claim.ids,
+                                                     remove_from_claim.results, v_now);
     end if;
     if cardinality(v_plain) + cardinality(v_rows) <> cardinality(remove_from_claim.ids) then
         v_all := v_plain || v_rows;
@@ -158,7 +160,8 @@ begin
                        where c.subscription_id = (end_claim.claim).subscription_id
                          and c.no = any ((end_claim.claim).chunks) and c.state = 'h')
           and not ((end_claim.claim).has_rows
-                   and exists (select from cascade_internal.work_active as a where a.claim_id = (end_claim.claim).claim_id)) then
+                   and (exists (select from cascade_internal.work_active as a where a.claim_id = (end_claim.claim).claim_id)
+                        or exists (select from cascade_internal.work_parcel as p where p.claim_id = (end_claim.claim).claim_id))) then
         delete from cascade_internal.work_claim as c where c.claim_id = (end_claim.claim).claim_id;
     end if;
 end

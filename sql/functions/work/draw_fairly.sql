@@ -10,82 +10,115 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
 as $$
 declare
     v_id      constant integer := (draw_fairly.work).subscription_id;
-    v_left    integer := draw_fairly.count;
     v_counted jsonb;
     v_topic   text;
     v_rooms   integer[];
     v_active  integer[];
     v_room    integer;
     v_free    integer;
-    v_drawn   integer;
+    v_found   bigint[];
+    v_ids     bigint[] := '{}';
+    v_classes smallint[] := '{}';
+    v_topics  text[] := '{}';
 begin
-    if v_left <= 0 then
-        return;
-    end if;
     -- How many of each topic and class are in hand.
     select jsonb_object_agg(t.topic, t.counts) into v_counted
-      from (select coalesce(a.type, '') as topic,
-                   array[count(*) filter (where a.class = 1), count(*) filter (where a.class = 2),
-                         count(*) filter (where a.class = 3), count(*) filter (where a.class = 4)] as counts
-              from cascade_internal.work_active as a
-             where a.subscription_id = v_id
+      from (select a.topic, array[count(*) filter (where a.class = 1), count(*) filter (where a.class = 2),
+                                  count(*) filter (where a.class = 3), count(*) filter (where a.class = 4)] as counts
+              from (select coalesce(x.type, '') as topic, x.class
+                      from cascade_internal.work_active as x where x.subscription_id = v_id
+                    union all
+                    select unnest(p.topics), unnest(p.classes)
+                      from cascade_internal.work_parcel as p where p.subscription_id = v_id) as a
              group by 1) as t;
     foreach v_topic in array cascade_internal.waiting_topics(v_id) loop
-        v_rooms := coalesce((select array_agg(r::integer order by n)
-                               from jsonb_array_elements_text((draw_fairly.work).topics->v_topic) with ordinality as x(r, n)),
-                            (draw_fairly.work).rooms);
-        v_active := coalesce((select array_agg(c::integer order by n)
-                                from jsonb_array_elements_text(v_counted->v_topic) with ordinality as x(c, n)), '{0,0,0,0}');
+        v_rooms := coalesce(cascade_internal.as_integers((draw_fairly.work).topics->v_topic), (draw_fairly.work).rooms);
+        v_active := coalesce(cascade_internal.as_integers(v_counted->v_topic), '{0,0,0,0}');
         v_free := coalesce(((draw_fairly.work).options->'topics'->>v_topic)::numeric::integer, (draw_fairly.work).max_active)
                   - v_active[1] - v_active[2] - v_active[3] - v_active[4];
         for v_class in 1 .. 4 loop
-            exit when draw_fairly.in_caller and v_left <= 0;
             v_room := least(v_rooms[v_class] - v_active[v_class], (v_rooms[v_class] + 1) / 2, v_free);
             if draw_fairly.in_caller then
-                v_room := least(v_room, v_left);
+                v_room := least(v_room, draw_fairly.count - cardinality(v_ids));
             end if;
             continue when v_room <= 0;
-            v_drawn := cascade_internal.draw_class(draw_fairly.work, v_class::smallint, v_topic, v_room, v_left,
-                                                   draw_fairly.claim_id, draw_fairly.at);
-            v_free := v_free - v_drawn;
-            v_left := greatest(v_left - v_drawn, 0);
+            v_found := cascade_internal.draw_class(v_id, v_class::smallint, v_topic, v_room, draw_fairly.at);
+            v_free := v_free - cardinality(v_found);
+            v_ids := v_ids || v_found;
+            v_classes := v_classes || array_fill(v_class::smallint, array[cardinality(v_found)]);
+            v_topics := v_topics || array_fill(v_topic, array[cardinality(v_found)]);
         end loop;
-        exit when v_left <= 0;
+        exit when cardinality(v_ids) >= draw_fairly.count;
     end loop;
+    if draw_fairly.in_caller then
+        perform cascade_internal.move_ids(draw_fairly.work, v_ids, v_classes, draw_fairly.claim_id);
+    else
+        insert into cascade_internal.work_parcel (subscription_id, claim_id, ids, classes, topics)
+        select v_id, case when n = 1 then draw_fairly.claim_id end, v_ids[n : n + draw_fairly.count - 1],
+               v_classes[n : n + draw_fairly.count - 1], v_topics[n : n + draw_fairly.count - 1]
+          from generate_series(1, cardinality(v_ids), draw_fairly.count) as n
+         order by n;
+    end if;
 end
 $$;
 comment on function cascade_internal.draw_fairly(cascade_internal.work_consumer, integer, bigint, timestamptz, boolean)
     is 'Draws messages by class and organisation.';
 
--- Draws up to room messages of one class and topic.
+create or replace function cascade_internal.as_integers(value jsonb)
+returns integer[]
+language sql immutable
+begin atomic
+    select array_agg(x.number::integer order by x.n) from jsonb_array_elements_text(as_integers.value) with ordinality as x(number, n);
+end;
+comment on function cascade_internal.as_integers(jsonb) is 'A list of numbers.';
+
+-- Draws up to room messages of one class and topic that are not drawn yet.  Their rows are locked, so that nobody takes them away
+-- until the caller's transaction has said that they are drawn.
 create or replace function cascade_internal.draw_class(
-    work cascade_internal.work_consumer, class smallint, topic text, room integer, claimed integer, claim_id bigint, at timestamptz)
-returns integer
-language plpgsql volatile set search_path = pg_catalog, pg_temp
+    subscription_id integer, class smallint, topic text, room integer, at timestamptz)
+returns bigint[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_orgs   bigint[] := cascade_internal.draw_orgs((draw_class.work).subscription_id, draw_class.class, draw_class.topic, draw_class.room);
-    v_drawn  integer := 0;
-    v_each   integer;
-    v_counts integer[];
-    v_got    integer;
+    v_drawn bigint[] := array(
+        select x.id
+          from cascade_internal.work_parcel as p
+         cross join lateral unnest(p.ids, p.classes, p.topics) as x(id, class, topic)
+         where p.subscription_id = draw_class.subscription_id and x.class = draw_class.class and x.topic = draw_class.topic);
+    v_most  constant integer := cardinality(v_drawn) + draw_class.room;
+    v_orgs  bigint[] := cascade_internal.draw_orgs(draw_class.subscription_id, draw_class.class, draw_class.topic, v_most);
+    v_ids   bigint[] := '{}';
+    v_each  integer;
+    v_found bigint[];
+    v_given bigint[];
 begin
     -- Each round divides what is left among those who had as much as they were asked for.
-    while v_orgs <> '{}' and v_drawn < draw_class.room loop
-        v_each := ceil((draw_class.room - v_drawn)::numeric / cardinality(v_orgs));
-        v_counts := cascade_internal.move_waiting(
-            draw_class.work, draw_class.class, draw_class.topic, v_orgs, v_each, draw_class.room - v_drawn,
-            greatest(draw_class.claimed - v_drawn, 0), draw_class.claim_id, draw_class.at);
-        v_got := (select sum(c) from unnest(v_counts) as c);
-        exit when v_got = 0;
-        v_drawn := v_drawn + v_got;
-        v_orgs := array(select o.org from unnest(v_orgs, v_counts) with ordinality as o(org, got, n) where o.got = v_each order by o.n);
+    while v_orgs <> '{}' and cardinality(v_ids) < draw_class.room loop
+        v_each := ceil((draw_class.room - cardinality(v_ids))::numeric / cardinality(v_orgs));
+        select coalesce(array_agg(f.id order by f.n, f.id), '{}'), array_agg(f.org) into v_found, v_given
+          from (select x.id, o.org, o.n
+                  from unnest(v_orgs) with ordinality as o(org, n)
+                 cross join lateral (
+                    select w.id
+                      from cascade_internal.work_waiting as w
+                     where w.subscription_id = draw_class.subscription_id and w.class = draw_class.class and w.topic = draw_class.topic
+                       and w.org = o.org
+                       and w.id not in (select unnest(v_drawn))
+                       and (w.expires_at > draw_class.at or w.expires_at is null)
+                     order by w.id
+                     limit v_each
+                       for update skip locked) as x
+                 limit draw_class.room - cardinality(v_ids)) as f;
+        exit when v_found = '{}';
+        v_ids := v_ids || v_found;
+        v_drawn := v_drawn || v_found;
+        v_orgs := array(select g from unnest(v_given) as g group by g having count(*) >= v_each);
     end loop;
-    return v_drawn;
+    return v_ids;
 end
 $$;
-comment on function cascade_internal.draw_class(cascade_internal.work_consumer, smallint, text, integer, integer, bigint, timestamptz)
-    is 'Draws messages of one class and topic.';
+comment on function cascade_internal.draw_class(integer, smallint, text, integer, timestamptz) is 'Draws messages of one class and topic.';
 
 -- The topics of which messages wait, beginning at a random one.  Each costs an index probe per class, however many messages it has.
 create or replace function cascade_internal.waiting_topics(subscription_id integer)
@@ -222,7 +255,7 @@ begin
     if not found then
         return 0;
     end if;
-    return (cascade_internal.move_waiting(draw_key.work, 3::smallint, '', array[draw_key.org], 1, 1, 1, draw_key.claim_id, draw_key.at))[1];
+    return cascade_internal.move_waiting(draw_key.work, 3::smallint, draw_key.org, 1, draw_key.claim_id, draw_key.at);
 end
 $$;
 comment on function cascade_internal.draw_key(cascade_internal.work_consumer, bigint, bigint, timestamptz) is 'Hands out the oldest message of a key, if it is free.';

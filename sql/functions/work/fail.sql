@@ -169,6 +169,7 @@ begin
           from cascade_internal.read_chunk(make_rows.log, v_chunk, (make_rows.claim).claim_id) as m;
     end loop;
     perform cascade_internal.finish_chunks(make_rows.claim, make_rows.ids, clock_timestamp());
+    perform cascade_internal.unpack_parcels(make_rows.work, (make_rows.claim).claim_id, make_rows.ids);
     update cascade_internal.work_claim as c set has_rows = true where c.claim_id = (make_rows.claim).claim_id and not c.has_rows;
     v_ids := array(select a.id from cascade_internal.work_active as a
                     where a.claim_id = (make_rows.claim).claim_id

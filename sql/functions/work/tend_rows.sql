@@ -35,11 +35,19 @@ declare
     v_id  constant integer := (expire_rows.work).subscription_id;
     v_ids bigint[];
 begin
+    perform from cascade_internal.work_waiting as w
+      where w.subscription_id = v_id and w.expires_at <= expire_rows.at
+      limit 1000
+        for update skip locked;
+    -- Those that are drawn expire when they are asked for; in a new statement, since they may have been drawn just before.
     with waiting as (
         delete from cascade_internal.work_waiting as w
          where (w.subscription_id, w.id) in (
             select x.subscription_id, x.id from cascade_internal.work_waiting as x
-             where x.subscription_id = v_id and x.expires_at <= expire_rows.at limit 1000 for update skip locked)
+             where x.subscription_id = v_id and x.expires_at <= expire_rows.at
+               and x.id not in (select unnest(p.ids) from cascade_internal.work_parcel as p where p.subscription_id = v_id)
+             limit 1000
+               for update skip locked)
         returning w.id),
     held as (
         delete from cascade_internal.work_held as h
@@ -47,16 +55,10 @@ begin
             select x.subscription_id, x.id from cascade_internal.work_held as x
              where x.subscription_id = v_id and x.expires_at <= expire_rows.at limit 1000 for update skip locked)
         returning h.id),
-    drawn as (
-        delete from cascade_internal.work_active as a
-         where (a.subscription_id, a.id) in (
-            select x.subscription_id, x.id from cascade_internal.work_active as x
-             where x.subscription_id = v_id and x.claim_id is null and x.expires_at <= expire_rows.at for update skip locked)
-        returning a.id),
     alone as (
         delete from cascade_internal.work_after as f
          where f.subscription_id = v_id and f.id in (select h.id from held as h))
-    select array(select id from waiting union all select id from held union all select id from drawn) into v_ids;
+    select array(select id from waiting union all select id from held) into v_ids;
     if v_ids <> '{}' then
         perform cascade_internal.note_expired(expire_rows.work, v_ids);
     end if;
@@ -88,6 +90,7 @@ returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
+    delete from cascade_internal.work_parcel as p where p.subscription_id = forget_rows.subscription_id;
     delete from cascade_internal.work_waiting as w where w.subscription_id = forget_rows.subscription_id;
     delete from cascade_internal.work_held as h where h.subscription_id = forget_rows.subscription_id;
     delete from cascade_internal.work_after as a where a.subscription_id = forget_rows.subscription_id;
