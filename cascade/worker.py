@@ -118,6 +118,7 @@ class Worker:
             self.handlers.add(handler, (), time_limit=time_limit)
         #: Counts since the start: attempts that were completed, failed, and lost to others.
         self.completed = self.failed = self.lost = 0
+        self._in_threads: set[asyncio.Future[Any]] = set()
         self._reset()
 
     def _reset(self) -> None:
@@ -131,11 +132,12 @@ class Worker:
         self._conn: AsyncConnection | None = None
         self._notifications: Notifications | None = None
         self._threads: ThreadPoolExecutor | None = None
-        self._in_threads: set[asyncio.Future[Any]] = set()
         self._may_have, self._looked_at = True, 0.0
         #: When the first of the messages that failed here is due, by the monotonic clock.
         self._due_at = math.inf
         self._stopping, self._until_empty = False, False
+        #: When handlers that are still at work are no longer waited for, after a stop.
+        self._ends_at = math.inf
         self._attempt_s = 1.0
         self._yielded_at = 0.0
 
@@ -175,6 +177,7 @@ class Worker:
     def stop(self) -> None:
         """Take nothing new, give back what has not begun, finish what has; `run` returns then."""
         self._stopping = True
+        self._ends_at = min(self._ends_at, time.monotonic() + self.stop_within_s)
         self._nudge()
 
     async def run(self) -> None:
@@ -192,18 +195,16 @@ class Worker:
             raise ConfigError("no database was named", hint="Pass dsn=..., or a queue of a client, or set CASCADE_DSN.")
         if not self.handlers:
             raise ConfigError("the worker has no handler", hint="Pass one, or decorate functions with @worker.on(...).")
-        self._reset()
         self._until_empty = until_empty
         log.info("%s works for %s of queue %s", self.name, self.consumer, self.queue, extra=self._facts())
-        failure: Exception | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 names = [f"{self.consumer}-{number}" for number in range(self.concurrency)]
                 runners = [group.create_task(self._runner(), name=name) for name in names]
+                # Not of the group: when that is cancelled, a claim may be under way, and only the reply says which.
+                turns = asyncio.create_task(self._turns(runners), name=f"{self.consumer}-turns")
                 try:
-                    await self._turns(runners)
-                except (CascadeError, psycopg.Error) as error:
-                    failure = error
+                    await self._outlast(turns)
                 finally:
                     for runner in runners:
                         runner.cancel()
@@ -212,38 +213,53 @@ class Worker:
             counts = {"completed": self.completed, "failed": self.failed, "lost": self.lost}
             log.info("%s stopped: %s completed, %s failed", self.name, self.completed, self.failed,
                      extra=self._facts() | counts)  # fmt: skip
-        if failure is not None:
-            raise failure
+            self._reset()
+        if (error := turns.exception()) is not None:
+            raise error
+
+    async def _outlast(self, turns: asyncio.Task[None]) -> None:
+        """Wait for the turns to end; being cancelled here is to stop without patience."""
+        try:
+            await asyncio.wait((turns,))
+        except asyncio.CancelledError:
+            self._ends_at = time.monotonic()
+            self.stop()
+            await asyncio.wait((turns,), timeout=CLOSE_WITHIN_S)
+            raise
+        finally:
+            turns.cancel()
+            await asyncio.wait((turns,), timeout=CLOSE_WITHIN_S)
 
     # Turns
 
     async def _turns(self, runners: list[asyncio.Task[None]]) -> None:
         delays = Backoff().delays()
-        ends_at: float | None = None
-        while True:
-            if self._stopping:
-                ends_at = ends_at or time.monotonic() + self.stop_within_s
-                self._give_back_waiting()
-                if time.monotonic() > ends_at:
-                    for runner in runners:
-                        runner.cancel()
-                    await asyncio.wait(runners)
-            if self._is_done():
-                return
+        while not self._is_done():
             try:
                 conn = await self._connection()
                 with translated():
-                    while await self._turn(conn):
-                        if self._stopping:
-                            self._give_back_waiting()
+                    await self._turn_until_idle(conn, runners)
                     delays = Backoff().delays()
                     if not self._is_done():
-                        await self._wait(ends_at)
+                        await self._wait()
             except PASSING as error:
+                if time.monotonic() > self._ends_at + CLOSE_WITHIN_S:
+                    return
                 delay = next(delays)
                 log.warning("queue %s: %s; again in %.1f s", self.queue, error, delay, extra=self._facts())
                 await self._disconnect()
                 await asyncio.sleep(delay)
+
+    async def _turn_until_idle(self, conn: AsyncConnection, runners: list[asyncio.Task[None]]) -> None:
+        while True:
+            if self._stopping:
+                self._give_back_waiting()
+                if time.monotonic() >= self._ends_at:
+                    for runner in runners:
+                        runner.cancel()
+                    await asyncio.wait(runners)
+            if not await self._turn(conn):
+                return
 
     def _is_done(self) -> bool:
         if self._hand or self._waiting or self._running or self._returned:
@@ -377,14 +393,14 @@ class Worker:
 
     # Waiting
 
-    async def _wait(self, ends_at: float | None) -> None:
+    async def _wait(self) -> None:
         """Wait for a handler that ends, a notification, or the time to do something anyway."""
         assert self._notifications is not None
         now = time.monotonic()
         moments = [self._looked_at + self._poll_s if not self._may_have else now + self._poll_s]
         moments += [claim.renewed_at + self.lease.total_seconds() / 3 for claim in self._hand]
         moments += [claim.done_at + GROUP_S for claim in self._hand if claim.done]
-        moments.append(min(self._due_at, math.inf if ends_at is None else ends_at))
+        moments.append(min(self._due_at, self._ends_at))
         came = await self._notifications.wait(max(min(moments) - now, 0.0))
         now = time.monotonic()
         if came or now - self._looked_at >= self._poll_s or now >= self._due_at:
@@ -446,10 +462,15 @@ class Worker:
 
     async def _close(self) -> None:
         """Leave: tell what is done, give back the rest, within a deadline."""
-        with suppress(CascadeError, psycopg.Error, TimeoutError):
+        try:
             async with asyncio.timeout(CLOSE_WITHIN_S):
                 if self._hand and self._conn is not None and not self._conn.closed:
                     await self._leave(self._conn)
+        except (CascadeError, psycopg.Error, TimeoutError) as error:
+            # The end of the session gives it back as well, as soon as that is noticed.
+            log.warning(
+                "queue %s: what was in hand could not be given back: %s", self.queue, error, extra=self._facts()
+            )
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
         await self._disconnect()
