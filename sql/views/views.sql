@@ -53,3 +53,11 @@ select q.name as queue, s.name as job, s.begun_by, s.begun_at, s.published_at, s
   from cascade_internal.staging as s
   join cascade_internal.queue as q using (queue_id);
 comment on view cascade.staged_jobs is 'Jobs that publish many rows at once; a named one stays listed, and is never published again.';
+
+create or replace view cascade.work as
+select w.* from cascade_internal.list_work(current_user) as w;
+comment on view cascade.work is 'What waits for consumers in work mode, by class, and what they work on.';
+
+create or replace view cascade.work_stats as
+select w.* from cascade_internal.list_work_stats(current_user) as w;
+comment on view cascade.work_stats is 'What consumers in work mode did lately, how long it took, and what was counted and not delivered.';

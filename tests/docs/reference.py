@@ -49,6 +49,7 @@ FUNCTIONS: list[tuple[str, str, dict[str, str]]] = [
             "post_many": "Inserts the events once more, with new ids.",
             "reserve_id": "Hands out another id.",
             "payload_limit": "Returns the same number, unless the option was changed.",
+            "find_equivalent": "Returns the same, and what was posted meanwhile.",
             "begin_staging": "Begins another; with a name it takes over, or returns null once that was published.",
             "stage": "Changes nothing, for the rows are counted.",
             "publish_staging": "Returns the same number; the events are in the log once.",
@@ -98,6 +99,7 @@ FUNCTIONS: list[tuple[str, str, dict[str, str]]] = [
             "bury_message": "Returns 0.",
             "release_message": "Returns 0, unless somebody claimed them again.",
             "alter_consumer": "Changes nothing.",
+            "why": "Returns what is so now.",
             "work_channel": "Returns the same name.",
         },
     ),
@@ -434,6 +436,41 @@ COLUMNS = {
         "first_time": "when the oldest was published",
         "last_time": "when the newest was",
     },
+    "work": {
+        "queue": "the queue",
+        "consumer": "the consumer",
+        "waiting": "messages that could be handed out, plain ones included",
+        "urgent": "those of class 1 that are rows",
+        "high": "those of class 2",
+        "normal": "those of class 3",
+        "low": "those of class 4",
+        "plain": "those without options, which are no rows",
+        "undispatched": "events that are ticked and not dispatched yet, matching or not",
+        "delayed": "messages that are not due, retries included",
+        "blocked": "messages that wait for others; `cascade.why()` says for which",
+        "active": "messages in the hands of workers",
+        "dead": "messages that failed too often, or were buried",
+        "oldest_at": "since when the oldest waits",
+        "next_due": "when the next of the delayed is due",
+        "workers": "who has claims, where they gave a name",
+        "selector": "which events it takes; null: all",
+        "options": "what `cascade.alter_consumer()` and `subscribe` set; the others have their defaults",
+    },
+    "work_stats": {
+        "queue": "the queue",
+        "consumer": "the consumer",
+        "done_minute": "messages completed in the last minute",
+        "done_hour": "those completed in the last hour",
+        "failed_hour": "attempts that failed in the last hour",
+        "lost_hour": "attempts whose worker vanished in the last hour",
+        "dead_hour": "messages that died in the last hour, and still lie there",
+        "expired_hour": "messages that expired in the last hour",
+        "wait_seconds": "how long plain messages completed in the last hour had waited, on average",
+        "work_seconds": "how long those completed in the last hour had been in hand, on average",
+        "expired": "messages that ever expired",
+        "unreadable": "events that a selector could not read, ever: they are not delivered",
+        "misoptioned": "events whose options made no sense, ever: they are delivered without",
+    },
     "journal": {
         "journal_id": "their order in this database",
         "set": "the set",
@@ -474,7 +511,9 @@ def sql_page(conn: psycopg.Connection[Any]) -> str:
         parts.append(f"## {heading}\n\n{callers}\n")
         for name, again in names.items():
             parts += function_section(name, *found[name], comments.get(name, []), again, errors[f"cascade.{name}"])
-    parts.append("## Views\n\nOperators see everything. Consumers see `queues` and `consumers`, their own rows only.\n")
+    parts.append(
+        "## Views\n\nOperators see everything. Consumers see their own in `queues`, `consumers`, `work`, `work_stats`.\n"
+    )
     for name, meanings in COLUMNS.items():
         parts += view_section(conn, name, meanings)
     return "\n".join(parts)

@@ -41,6 +41,7 @@ CALLS = {
     "post_many": "cascade.post_many('{q}', array['1']::json[])",
     "reserve_id": "cascade.reserve_id('{q}')",
     "payload_limit": "cascade.payload_limit('{q}')",
+    "find_equivalent": "cascade.find_equivalent('{q}', null, '1')",
     "subscribe": "cascade.subscribe('{q}', 'c')",
     "unsubscribe": "cascade.unsubscribe('{q}', 'nobody')",
     "seek": "cascade.seek('{q}', 'c', 'earliest')",
@@ -59,6 +60,7 @@ CALLS = {
     "bury": "cascade.bury((select max(claim) from batches where queue = '{q}'), 1)",
     "release": "cascade.release((select max(claim) from batches where queue = '{q}'))",
     "alter_consumer": "cascade.alter_consumer('{q}', 'w', '{{}}')",
+    "why": "cascade.why('{q}', 'w', 1)",
     "extend": "cascade.extend((select max(claim) from batches where queue = '{q}'))",
     "peek": "cascade.peek('{q}', 'w')",
     "take": "cascade.take('{q}', 2, '0')",
@@ -197,12 +199,13 @@ NODE = {
     "dispatch_work", "tend_work", "next_work_due", "work_channels",
 }  # fmt: skip
 PRODUCER = {
-    "post", "post_many", "reserve_id", "payload_limit", "begin_staging", "stage", "publish_staging", "drop_staging",
+    "post", "post_many", "reserve_id", "payload_limit", "find_equivalent", "begin_staging", "stage", "publish_staging",
+    "drop_staging",
 }  # fmt: skip
 CONSUMER = {
     "subscribe", "unsubscribe", "seek", "next_batch", "batch_events", "finish_batch", "renew_batch", "release_batch",
     "retry_event", "tick_channel", "claim", "consume", "complete", "complete_and_claim", "fail", "bury", "release",
-    "extend", "alter_consumer", "work_channel", "peek", "take", "cancel", "work_messages", "work_result",
+    "extend", "alter_consumer", "why", "work_channel", "peek", "take", "cancel", "work_messages", "work_result",
     "work_attempts", "dead_messages", "replay", "purge_dead", "purge_work", "retry_message", "bury_message",
     "release_message",
 }  # fmt: skip

@@ -14,7 +14,7 @@ begin
     on conflict on constraint consumer_grant_pkey do nothing;
     execute format('grant usage on schema cascade to %I', grant_consumer.role);
     execute format('grant execute on function %s to %I', cascade_internal.consumer_functions(), grant_consumer.role);
-    execute format('grant select on cascade.queues, cascade.consumers to %I', grant_consumer.role);
+    execute format('grant select on cascade.queues, cascade.consumers, cascade.work, cascade.work_stats to %I', grant_consumer.role);
 end
 $$;
 comment on function cascade.grant_consumer(text, text, text) is 'Lets a role read as one consumer of one queue.';

@@ -10,6 +10,7 @@ as $$
            'cascade.post_many(text, json[], text, text, json, text[], text[], interval, timestamptz, timestamptz, integer, bigint[], jsonb, text[], interval),'
            'cascade.reserve_id(text),'
            'cascade.payload_limit(text),'
+           'cascade.find_equivalent(text, text, json, text, interval),'
            'cascade_internal.post(text, json, text, text, json, bigint, name, interval, timestamptz, timestamptz, integer, bigint[], jsonb, text, interval),'
            'cascade_internal.post_many(text, json[], text, text, json, text[], text[], name, interval, timestamptz, timestamptz, integer, bigint[], jsonb, text[], interval),'
            'cascade_internal.reserve_id(text, name),'
@@ -51,6 +52,7 @@ as $$
            'cascade.bury_message(text, text, bigint[]),'
            'cascade.release_message(text, text, bigint[]),'
            'cascade.alter_consumer(text, text, jsonb),'
+           'cascade.why(text, text, bigint),'
            'cascade.work_channel(text, text),'
            'cascade.unsubscribe(text, text),'
            'cascade.seek(text, text, text),'
@@ -186,7 +188,7 @@ begin
     end if;
     if not v_consumes then
         execute format('revoke execute on function %s from %I', cascade_internal.consumer_functions(), revoke_rest.role);
-        execute format('revoke select on cascade.queues, cascade.consumers from %I', revoke_rest.role);
+        execute format('revoke select on cascade.queues, cascade.consumers, cascade.work, cascade.work_stats from %I', revoke_rest.role);
     end if;
     if not v_produces and not v_consumes then
         execute format('revoke usage on schema cascade from %I', revoke_rest.role);

@@ -32,8 +32,14 @@ begin
                        case when a.claim_id is null then 2 else 1 end as place
                   from cascade_internal.work_active as a where a.subscription_id = v_id
                 union all
-                select w.id, 'waiting', w.class, w.type, w.key, w.attempt, w."time", w.available_at, w.expires_at, null, null, 2
-                  from cascade_internal.work_waiting as w where w.subscription_id = v_id
+                select w.id, case when p.claim_id is null then 'waiting' else 'active' end, w.class, w.type, w.key,
+                       w.attempt + (p.claim_id is not null)::integer, w."time", w.available_at, w.expires_at, p.claim_id, null,
+                       case when p.claim_id is null then 2 else 1 end
+                  from cascade_internal.work_waiting as w
+                  left join (select x.id, p.claim_id from cascade_internal.work_parcel as p cross join unnest(p.ids) as x(id)
+                              where p.subscription_id = v_id and p.claim_id is not null) as p
+                    on p.id = w.id
+                 where w.subscription_id = v_id
                 union all
                 select h.id, case when h.waits > 0 then 'blocked' else 'delayed' end, h.class, h.type, h.key, h.attempt, h."time", h.due,
                        h.expires_at, null, null, 3
@@ -98,8 +104,10 @@ begin
                 select 2, case when a.claim_id is null then 'waiting' else 'active' end, null, null, a.attempt, null
                   from cascade_internal.work_active as a where a.subscription_id = v_id and a.id = work_result.id
                 union all
-                select 3, 'waiting', null, null, w.attempt, null
-                  from cascade_internal.work_waiting as w where w.subscription_id = v_id and w.id = work_result.id
+                select 3, case when p.is_held then 'active' else 'waiting' end, null, null, w.attempt + p.is_held::integer, null
+                  from cascade_internal.work_waiting as w
+                 cross join cascade_internal.is_in_parcel(v_id, work_result.id, true) as p(is_held)
+                 where w.subscription_id = v_id and w.id = work_result.id
                 union all
                 select 4, case when h.waits > 0 then 'blocked' else 'delayed' end, null, null, h.attempt, null
                   from cascade_internal.work_held as h where h.subscription_id = v_id and h.id = work_result.id

@@ -113,7 +113,8 @@ begin
     end if;
     v_ids := array(
         select x.id from (
-            select w.id, 'waiting' as state from cascade_internal.work_waiting as w where w.subscription_id = v_id
+            select w.id, 'waiting' as state from cascade_internal.work_waiting as w
+             where w.subscription_id = v_id and not cascade_internal.is_in_parcel(v_id, w.id, true)
             union all select a.id, 'waiting' from cascade_internal.work_active as a where a.subscription_id = v_id and a.claim_id is null
             union all select h.id, 'delayed' from cascade_internal.work_held as h where h.subscription_id = v_id) as x
          where (v_ids is null or x.id = any (v_ids)) and x.state = coalesce(purge_work.state, x.state))

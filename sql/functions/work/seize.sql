@@ -43,8 +43,10 @@ language plpgsql stable set search_path = pg_catalog, pg_temp
 as $$
 begin
     return (claim_holds.claim).has_rows
-           and exists (select from cascade_internal.work_active as a
-                        where a.claim_id = (claim_holds.claim).claim_id and a.id = any (claim_holds.ids))
+           and (exists (select from cascade_internal.work_active as a
+                         where a.claim_id = (claim_holds.claim).claim_id and a.id = any (claim_holds.ids))
+                or exists (select from cascade_internal.work_parcel as p
+                            where p.claim_id = (claim_holds.claim).claim_id and p.ids && claim_holds.ids))
         or exists (select from cascade_internal.work_chunk as c
                     where c.subscription_id = (claim_holds.claim).subscription_id
                       and c.no = any ((claim_holds.claim).chunks)
@@ -68,8 +70,14 @@ declare
 begin
     update cascade_internal.work_active as a set claim_id = -1
      where a.subscription_id = v_id and a.id = any (seize_waiting.ids) and a.claim_id is null;
+    -- Those that are drawn are drawn back; in a new statement it is certain which ones somebody has.
+    perform from cascade_internal.work_waiting as w where w.subscription_id = v_id and w.id = any (seize_waiting.ids) order by w.id for update;
+    perform cascade_internal.draw_back(v_id, seize_waiting.ids);
     with gone as (
-        delete from cascade_internal.work_waiting as w where w.subscription_id = v_id and w.id = any (seize_waiting.ids) returning w.*)
+        delete from cascade_internal.work_waiting as w
+         where w.subscription_id = v_id and w.id = any (seize_waiting.ids)
+           and w.id not in (select unnest(p.ids) from cascade_internal.work_parcel as p where p.subscription_id = v_id)
+        returning w.*)
     insert into cascade_internal.work_active (subscription_id, id, "time", type, key, payload, headers, origin, origin_id, attempt, class,
                                               expires_at, available_at, claim_id)
     select g.subscription_id, g.id, g."time", g.type, g.key, g.payload, g.headers, g.origin, g.origin_id, g.attempt, g.class,

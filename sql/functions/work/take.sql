@@ -148,7 +148,10 @@ begin
                   from cascade_internal.work_active as a where a.subscription_id = v_id and a.claim_id is null
                 union all
                 select w.id, w.type, w.key, w.payload, w.headers, w.attempt, w."time", w.available_at, w.class
-                  from cascade_internal.work_waiting as w where w.subscription_id = v_id) as r
+                  from cascade_internal.work_waiting as w
+                 where w.subscription_id = v_id
+                   and w.id not in (select unnest(p.ids) from cascade_internal.work_parcel as p
+                                     where p.subscription_id = v_id and p.claim_id is not null)) as r
          order by r.class, r.id
          limit v_left;
     get diagnostics v_count = row_count;
