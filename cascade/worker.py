@@ -112,8 +112,8 @@ class Worker:
         self.concurrency, self.batch, self.lease = concurrency, batch, lease
         self.time_limit, self.stop_within_s = time_limit, stop_within_s
         self._poll_s = poll_s
-        self._codec: Codec[Any] = codec or JsonCodec()
-        self.handlers = Handlers(self._codec)
+        self.codec: Codec[Any] = codec or JsonCodec()
+        self.handlers = Handlers(self.codec)
         if handler is not None:
             self.handlers.add(handler, (), time_limit=time_limit)
         #: Counts since the start: attempts that were completed, failed, and lost to others.
@@ -304,7 +304,7 @@ class Worker:
             rows = await (await cur.execute(query, arguments)).fetchall()
         self._may_have = bool(rows)
         if rows:
-            decode = self._codec.decode
+            decode = self.codec.decode
             deliveries = [Delivery(self.queue, cast(Row, row), decode) for row in rows]
             self._hand.take(deliveries, time.monotonic())
             self._waiting.extend(deliveries)
