@@ -512,7 +512,7 @@ def sql_page(conn: psycopg.Connection[Any]) -> str:
         for name, again in names.items():
             parts += function_section(name, *found[name], comments.get(name, []), again, errors[f"cascade.{name}"])
     parts.append(
-        "## Views\n\nOperators see everything. Consumers see their own in `queues`, `consumers`, `work`, `work_stats`.\n"
+        "## Views\n\nOperators see everything. Consumers see their own in `queues`, `consumers`, `work` and others.\n"
     )
     for name, meanings in COLUMNS.items():
         parts += view_section(conn, name, meanings)

@@ -210,7 +210,7 @@ declare
     v_open bigint;
     v_last bigint;
 begin
-    select c.no into v_last from cascade_internal.work_chunk as c where c.subscription_id = v_id order by c.no desc limit 1;
+    select c.no into v_last from cascade_internal.work_chunk as c where c.subscription_id = v_id and c.no > 0 order by c.no desc limit 1;
     select c.no into v_open
       from cascade_internal.work_chunk as c
      where c.subscription_id = v_id and c.no >= v_low and c.state <> 'd'

@@ -91,7 +91,8 @@ end
 $$;
 comment on function cascade_internal.read_parcels(cascade_internal.work_consumer, bigint, timestamptz) is 'The messages of a claim''s parcels.';
 
--- Ends messages of a claim's parcels, all without ids, and returns them.
+-- Ends messages of a claim's parcels, all without ids, and returns them.  Those that were done at once and leave no result are noted together,
+-- as plain ones are: as a chunk that is done.  Its number is below all others, where nobody looks for work.
 create or replace function cascade_internal.finish_parcels(
     work cascade_internal.work_consumer, claim cascade_internal.work_claim, ids bigint[], results json[], at timestamptz)
 returns bigint[]
@@ -109,13 +110,26 @@ begin
          where p.claim_id = (finish_parcels.claim).claim_id
            and (finish_parcels.ids is null or x.id = any (finish_parcels.ids))
            and w.subscription_id = v_id and w.id = x.id and w.class = x.class
-        returning w.id, w.attempt),
+        returning w.id, w.attempt, w.available_at),
+    ended as (
+        select g.id, g.attempt, g.available_at, r.result, g.attempt = 0 and r.result is null as is_plain
+          from gone as g
+          left join unnest(finish_parcels.ids, finish_parcels.results) as r(id, result) on r.id = g.id),
     noted as (
         insert into cascade_internal.work_history (subscription_id, id, attempt, outcome, worker, claimed_at, ended_at, result)
-        select v_id, g.id, g.attempt + 1, 'done', (finish_parcels.claim).worker, (finish_parcels.claim).claimed_at, finish_parcels.at, r.result
-          from gone as g
-          left join unnest(finish_parcels.ids, finish_parcels.results) as r(id, result) on r.id = g.id)
-    select coalesce(array_agg(g.id), '{}') into v_done from gone as g;
+        select v_id, e.id, e.attempt + 1, 'done', (finish_parcels.claim).worker, (finish_parcels.claim).claimed_at, finish_parcels.at, e.result
+          from ended as e
+         where not e.is_plain),
+    counted as (
+        insert into cascade_internal.work_chunk (subscription_id, no, state, slot, from_tick, to_tick, txid_from, txid_to, cut_at, events,
+                                                 first_id, last_id, ids, "open", worker, claimed_at, done_at)
+        select v_id, -nextval('cascade_internal.work_parcel_no'), 'd', 0, 0, 0, 0, 0, x.cut_at, x.events, x.ids[1], x.ids[x.events], x.ids, '{}',
+               (finish_parcels.claim).worker, (finish_parcels.claim).claimed_at, finish_parcels.at
+          from (select min(e.available_at) as cut_at, count(*) as events, array_agg(e.id order by e.id) as ids
+                  from ended as e
+                 where e.is_plain) as x
+         where x.events > 0)
+    select coalesce(array_agg(e.id), '{}') into v_done from ended as e;
     if v_done <> '{}' then
         perform cascade_internal.drop_from_parcels((finish_parcels.claim).claim_id, finish_parcels.ids);
     end if;

@@ -72,7 +72,7 @@ declare
     v_count bigint;
 begin
     if exists (select from cascade_internal.work_blocker as b where b.state = 'r') then
-        perform cascade_internal.let_go();
+        perform cascade_internal.release_followers();
     end if;
     if not exists (select from cascade_internal.work_held as h
                     where h.subscription_id = v_id and h.waits = 0 and h.due <= bring_due.at) then

@@ -126,7 +126,7 @@ $$;
 comment on function cascade_internal.look_at_blocker(integer, bigint, boolean) is 'Looks whether a message for which others wait is finished.';
 
 -- Lets go those who wait for finished messages, of whatever consumer, a thousand at a time, and returns how many there were.
-create or replace function cascade_internal.let_go()
+create or replace function cascade_internal.release_followers()
 returns bigint
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
@@ -168,4 +168,4 @@ begin
     return v_all;
 end
 $$;
-comment on function cascade_internal.let_go() is 'Lets go those who wait for finished messages.';
+comment on function cascade_internal.release_followers() is 'Lets go those who wait for finished messages.';
