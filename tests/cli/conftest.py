@@ -110,4 +110,4 @@ def spawn(dsn: str | None, *arguments: str | bytes, **options: Any) -> subproces
     env |= {} if dsn is None else {"CASCADE_DSN": dsn}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     root = Path(__file__).parents[2]
-    return subprocess.Popen([*COMMAND, *arguments], text=True, env=env, cwd=root, **(pipes | options))
+    return subprocess.Popen([*COMMAND, *arguments], text=True, env=env, **({"cwd": root} | pipes | options))
