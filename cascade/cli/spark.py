@@ -9,6 +9,8 @@ import click
 #: The commands, each in a module of its own that is loaded when it is asked for.
 COMMANDS = {
     "archive": ("spark_archive", "archive_command"),
+    "audit": ("spark_audit", "audit_command"),
+    "backfill": ("spark_backfill", "backfill_command"),
 }
 
 
@@ -37,4 +39,6 @@ def spark() -> None:
 
     \b
     cascade spark archive orders /backup/events -f orders.yaml
+    cascade spark backfill orders --archive /backup/events --into orders_2026 -f orders.yaml
+    cascade spark audit s -f shops.yaml
     """

@@ -111,9 +111,14 @@ class Archive:
     def frame(self, paths: Sequence[str]) -> DataFrame:
         """Return what some data files hold."""
         if not paths:
-            return self._spark.createDataFrame([], SCHEMA)
+            return self.frame_of(self._spark)
         reader = self._spark.read.schema(SCHEMA).option("basePath", self.files.url)
         return reader.parquet(*(self.files.at(path) for path in paths)).select(*names())
+
+    @staticmethod
+    def frame_of(spark: SparkSession) -> DataFrame:
+        """Return no events."""
+        return spark.createDataFrame([], SCHEMA)
 
     # Writing
 

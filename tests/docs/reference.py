@@ -245,7 +245,8 @@ FUNCTIONS: list[tuple[str, str, dict[str, str]]] = [
     ),
     (
         "Comparing copies",
-        "Operators and members of `cascade_node`. `cascade spark reconcile` and `cascade repair` call these.",
+        "Operators and members of `cascade_node`. `cascade spark reconcile`, `cascade spark audit` and `cascade repair`"
+        " call these.",
         {
             "measure_log": "Returns what is so now.",
             "digest_spans": "Returns the same as long as the events are held.",
@@ -253,6 +254,7 @@ FUNCTIONS: list[tuple[str, str, dict[str, str]]] = [
             "digest_events": "Returns the same as long as the events are held.",
             "read_log": "Returns the same as long as the events are held.",
             "read_ticks": "Returns the same as long as the ticks are held.",
+            "merge_marks": "Returns the same as long as the range is held.",
         },
     ),
     (

@@ -180,6 +180,7 @@ CALLS = {
     "stage": "cascade.stage(cascade.begin_staging('{q}'), 0, 0, 0, '{{t}}', '{{k}}', '{{1}}', '{{null}}')",
     "publish_staging": "cascade.publish_staging(cascade.begin_staging('{q}'), '{{}}', '{{}}', '{{}}')",
     "drop_staging": "cascade.drop_staging(cascade.begin_staging('{q}'))",
+    "merge_marks": "cascade.merge_marks('{q}', 1, 1)",
     "find_tick": "cascade.find_tick('{q}', 'earliest')",
     "range_ticks": "cascade.range_ticks('{q}', 1, 1)",
     "range_query": "cascade.range_query('{q}', 1, 1)",
@@ -196,7 +197,7 @@ NODE = {
     "cancel_move", "create_merge_leaf", "describe_merge", "begin_merge", "finish_merge", "store_merge", "tell_merge",
     "measure_log", "digest_spans", "digest_ticks", "digest_events", "read_log", "read_ticks",
     "own_fork", "note_tracker", "reset_leaf", "find_tick", "range_ticks", "range_query",
-    "dispatch_work", "tend_work", "next_work_due", "work_channels",
+    "dispatch_work", "tend_work", "next_work_due", "work_channels", "merge_marks",
 }  # fmt: skip
 PRODUCER = {
     "post", "post_many", "reserve_id", "payload_limit", "find_equivalent", "begin_staging", "stage", "publish_staging",

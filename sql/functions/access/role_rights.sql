@@ -138,6 +138,7 @@ as $$
            'cascade.digest_events(text, bigint, bigint),'
            'cascade.read_log(text, bigint, bigint, bigint[]),'
            'cascade.read_ticks(text, bigint, bigint),'
+           'cascade.merge_marks(text, bigint, bigint),'
            'cascade.find_tick(text, text),'
            'cascade.range_ticks(text, bigint, bigint, bigint),'
            'cascade.range_query(text, bigint, bigint)'
