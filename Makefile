@@ -4,6 +4,7 @@
 #   make test           lint, then every test on real PostgreSQL servers
 #   make soak           the long fault runs; prints seeds, and counts of faults, events and failovers
 #   make bench          ratios against rivals and raw limits; writes docs/benchmarks.md
+#   make bench-spark    Spark jobs beside Spark's own JDBC source; writes docs/benchmarks-spark.md
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,7 +15,7 @@ UV     := $(shell command -v uv 2>/dev/null)
 TEST_JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-combined test lint format bench soak clean
+.PHONY: help demo demo-combined test lint format bench bench-spark soak clean
 
 help: ## What the targets do
 	@sed -n 's/^#   make /make /p' Makefile
@@ -66,6 +67,9 @@ $(VENV)/.bench: $(VENV)/.dev
 
 bench: $(VENV)/.bench ## Ratios; see docs/benchmarks.md
 	@$(BIN)/python -m tests.bench $(BENCH_ARGS)
+
+bench-spark: $(VENV)/.bench ## Ratios; see docs/benchmarks-spark.md
+	@$(BIN)/python -m tests.bench.spark $(BENCH_ARGS)
 
 clean: ## Remove the virtual environment and what the tools left
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
