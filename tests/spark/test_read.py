@@ -58,7 +58,7 @@ def test_every_column_arrives_as_it_was_written(spark: SparkSession, db: Databas
     insert = sql.SQL("insert into {} (type, key, payload, headers) values (%s, %s, %s, %s)").format(
         sql.Identifier("queue", queue)
     )
-    huge = json.dumps("ü" * 6_000_000)
+    huge = json.dumps("ü" * 2_000_000)
     written = [
         *((text, text, json.dumps(text, ensure_ascii=False), json.dumps({text: text})) for text in ODD),
         (None, None, "null", None),
@@ -190,13 +190,11 @@ def test_what_spark_asks_is_asked_of_the_database(spark: SparkSession, db: Datab
     # Written in the session's time zone, which is not the machine's.
     shown = moment.astimezone(ZoneInfo("Asia/Kathmandu")).replace(tzinfo=None)
     found = load(spark, db).where(
-        f"type = 'type.1' and key like 'key1%' and time >= '{shown}' and tick > 0 and id <> 22"
+        f"type = 'type.1' and key like 'key1%' and time >= '{shown}' and tick > 0 and id <> 1"
     )
     plan = found._jdf.queryExecution().optimizedPlan().toString()
     assert "Filter" not in plan and "RelationV2" in plan
-    wanted = (
-        "select id from queue.orders where type = 'type.1' and key = 'key1' and time >= %s and id <> 22 order by id"
-    )
+    wanted = "select id from queue.orders where type = 'type.1' and key = 'key1' and time >= %s and id <> 1 order by id"
     assert sorted(row.id for row in found.collect()) == [row[0] for row in db.rows(wanted, moment)] != []
     rest = load(spark, db).where("payload like '%\"n\" : 7,%' and type > 'type'")
     assert "Filter" in rest._jdf.queryExecution().optimizedPlan().toString()
@@ -280,7 +278,7 @@ def test_events_that_rotation_took_are_missed_aloud(
         list(reading)
     db.admin().execute("select setval('cascade_internal.first_1', 0)")
     rotate_past(db, made[-1])
-    with pytest.raises(Exception, match=r"ExpiredError(.|\n)*no longer holds all events"):
+    with pytest.raises(Exception, match=r"ExpiredError(.|\n)*has no tick"):
         load(spark, db, start=made[0]).collect()
     assert load(spark, db).collect() == []
 
