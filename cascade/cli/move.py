@@ -154,10 +154,16 @@ def steps(plan: dict[str, Any], granted: list[str]) -> list[str]:
         return [f"nothing: consumer {name} has left node {old}"]
     found = []
     if plan["state"] == "at home":
-        found.append(f"stop consumer {name} at node {old}, at tick {tick}, with {len(plan['retries'])} events put back")
+        found.append(f"stop consumer {name} at node {old}, at tick {tick}, with {put_back(plan)} events put back")
     found.append(f"make it at node {new}, at tick {tick}")
     found += [f"let role {role} read as it there" for role in granted]
     return [*found, f"let go of it at node {old}"]
+
+
+def put_back(plan: dict[str, Any]) -> int:
+    """Return how many events it takes along; in work mode they are its messages and its dead ones."""
+    retries = plan["retries"]
+    return len(retries["messages"]) + len(retries["dead"]) if isinstance(retries, dict) else len(retries)
 
 
 def report(plan: dict[str, Any], done: dict[str, Any], *, dry_run: bool, as_json: bool) -> None:
@@ -165,7 +171,7 @@ def report(plan: dict[str, Any], done: dict[str, Any], *, dry_run: bool, as_json
     result = {name: plan[name] for name in ("queue", "consumer", "from", "to", "move", "tick_id")}
     result |= {
         "state": plan["state"] if dry_run else "moved",
-        "retries": len(plan["retries"]),
+        "retries": put_back(plan),
         "granted": done["granted"],
         "missing_roles": done["missing"],
         "dry_run": dry_run,

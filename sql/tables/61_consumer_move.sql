@@ -46,6 +46,7 @@ create table if not exists cascade_internal.root_consumer (
     total    bigint,
     retries  bigint not null default 0,
     roles    text[] not null default '{}',
+    work     jsonb,
     term_uid uuid,
     at       timestamptz not null default clock_timestamp(),
     constraint root_consumer_pkey primary key (queue_id, node, consumer),
@@ -54,4 +55,5 @@ create table if not exists cascade_internal.root_consumer (
 );
 comment on table cascade_internal.root_consumer is 'Where the consumers of each root stood, as it published.';
 comment on column cascade_internal.root_consumer.total is 'total of that tick; at the root itself, to see what has moved.';
+comment on column cascade_internal.root_consumer.work is 'In work mode its selector and options; null for a stream.';
 comment on column cascade_internal.root_consumer.retries is 'How many events it had put back: those are at the root only.';

@@ -2,6 +2,8 @@
 -- move_consumer() returned at the old one.  Makes the consumer here, at exactly that tick, with the events
 -- it had put back, and lets the same roles read as it, where they exist: the others are listed as missing.
 --
+-- In work mode retries is an object: the consumer's selector and options, its messages and its dead.
+--
 -- A tick that has not come here yet is waited for by the caller (QC708); one whose events are gone raises
 -- QC402, one of another history QC706.  A move that was refused for good raises QC209.
 create or replace function cascade.accept_consumer(
@@ -64,6 +66,11 @@ begin
     end if;
     delete from cascade_internal.consumer_move as m where m.queue_id = v_queue.queue_id and m.consumer = accept_consumer.consumer;
     v_id := cascade_internal.place_consumer(v_queue, accept_consumer.consumer, v_tick, 'accept');
+    if jsonb_typeof(accept_consumer.retries) = 'object' then
+        perform cascade_internal.unpack_work(v_queue, v_id, accept_consumer.retries);
+        return jsonb_build_object('node', v_node.node, 'consumer', accept_consumer.consumer, 'tick_id', v_tick.tick_id, 'is_new', true)
+            || cascade_internal.grant_roles(accept_consumer.queue, accept_consumer.consumer, accept_consumer.roles);
+    end if;
     insert into cascade_internal.retry (subscription_id, event_id, attempt, due, requested_by, active, "time", txid, type, key, payload,
                                         headers, origin, origin_id)
     select v_id, r.event_id, r.attempt, r.due, 0, true, r."time", r.txid, r.type, r.key, r.payload::json, r.headers::json, r.origin, r.origin_id

@@ -6,7 +6,8 @@
 -- here, and its place is held until finish_move().  Returns what accept_consumer() wants to know at the
 -- new node: the tick, the events it had put back, the roles that may read as it.
 --
--- A consumer whose batches somebody holds is busy: QC214.  Batches that were given back, or whose lease has
+-- A consumer whose batches or messages somebody holds is busy: QC214.  In work mode it takes all messages along that it was given and is
+-- not done with, ten thousand at most, and its dead ones.  Batches that were given back, or whose lease has
 -- run out, are read at the new node, unless a later one was finished already: that would come twice.
 create or replace function cascade.move_consumer(queue text, consumer text, to_node text, dry_run boolean default false)
 returns jsonb
@@ -44,13 +45,21 @@ begin
             using errcode = 'QC208', hint = 'The other nodes do not hold what it needs: subscribe another one there.';
     end if;
     v_position := cascade_internal.newest_position(v_queue, v_subscription.subscription_id);
-    perform cascade_internal.check_idle(v_queue, move_consumer.consumer, v_position);
-    v_tick := cascade_internal.find_tick(v_queue.queue_id, v_queue.slots, v_position.tick_id);
+    if not v_subscription.is_work then
+        perform cascade_internal.check_idle(v_queue, move_consumer.consumer, v_position);
+    end if;
+    -- In work mode all that it was given goes along, so it goes on at its head.
+    v_tick := cascade_internal.find_tick(v_queue.queue_id, v_queue.slots,
+                                         case when v_subscription.is_work then v_position.head else v_position.tick_id end);
     if coalesce(move_consumer.dry_run, false) then
         v_move.consumer := move_consumer.consumer;
         v_move.to_node := move_consumer.to_node;
         v_move.tick_id := v_tick.tick_id;
         return cascade_internal.move_document(v_queue, v_node.node, v_subscription.subscription_id, v_move);
+    end if;
+    if v_subscription.is_work then
+        perform cascade_internal.pack_work(v_queue, w, move_consumer.consumer, true)
+           from cascade_internal.work_consumer as w where w.subscription_id = v_subscription.subscription_id;
     end if;
     -- What an unfinished batch asked for is void, and what it was to deliver waits again.
     delete from cascade_internal.retry as r
@@ -131,11 +140,14 @@ begin
         'queue', (move_document.queue).name, 'consumer', (move_document.move).consumer, 'move', (move_document.move).move_uid,
         'from', move_document.node, 'to', (move_document.move).to_node, 'tick_id', (move_document.move).tick_id, 'chain', v_tick.chain,
         'state', coalesce((move_document.move).state, 'at home'),
-        'retries', (select coalesce(jsonb_agg(jsonb_build_object(
+        'retries', coalesce(
+            (select cascade_internal.pack_work(move_document.queue, w, (move_document.move).consumer, false)
+               from cascade_internal.work_consumer as w where w.subscription_id = move_document.subscription_id),
+            (select coalesce(jsonb_agg(jsonb_build_object(
                                'event_id', r.event_id, 'attempt', r.attempt, 'due', r.due, 'time', r."time", 'txid', r.txid, 'type', r.type,
                                'key', r.key, 'payload', r.payload::text, 'headers', r.headers::text, 'origin', r.origin,
                                'origin_id', r.origin_id) order by r.event_id, r.attempt), '[]')
-                      from cascade_internal.retry as r where r.subscription_id = move_document.subscription_id and r.active),
+                      from cascade_internal.retry as r where r.subscription_id = move_document.subscription_id and r.active)),
         'roles', (select coalesce(jsonb_agg(g.role_name order by g.role_name), '[]')
                     from cascade_internal.consumer_grant as g
                    where g.queue_id = (move_document.queue).queue_id and g.consumer = (move_document.move).consumer));

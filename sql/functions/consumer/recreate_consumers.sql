@@ -1,6 +1,6 @@
 -- The consumers of a root that is lost.  Its positions are published beside the watermark, and the new
 -- root makes the consumers anew from there: they may see again what they had finished since then, and
--- miss nothing.  Only what they had put back for later is lost with the root.
+-- miss nothing.  Only what they had put back for later is lost with the root: in work mode, messages with a row of their own.
 
 -- cascade_internal.publish_consumers(queue, node): the root publishes where its movable consumers stand, when one has
 -- moved past events, came or went, and in the opening tick of its term.  An idle set publishes nothing.
@@ -18,7 +18,10 @@ begin
     end if;
     select coalesce(jsonb_agg(jsonb_build_object(
                'consumer', s.consumer, 'tick_id', s.tick_id, 'total', s.total,
-               'retries', (select count(*) from cascade_internal.retry as r where r.subscription_id = s.subscription_id),
+               'retries', (select count(*) from cascade_internal.retry as r where r.subscription_id = s.subscription_id)
+                          + cascade_internal.count_rows(s.subscription_id),
+               'work', (select jsonb_build_object('selector', w.selector::text, 'options', w.options)
+                          from cascade_internal.work_consumer as w where w.subscription_id = s.subscription_id),
                'roles', (select coalesce(jsonb_agg(g.role_name order by g.role_name), '[]') from cascade_internal.consumer_grant as g
                           where g.queue_id = v_id and g.consumer = s.consumer)) order by s.consumer), '[]')
       into v_now
@@ -28,7 +31,8 @@ begin
                      from jsonb_populate_recordset(null::cascade_internal.root_consumer, v_now) as c
                      full join (select r.* from cascade_internal.root_consumer as r where r.queue_id = v_id and r.node = publish_consumers.node) as o
                        on o.consumer = c.consumer
-                    where (c.consumer, c.total, c.roles, (publish_consumers.queue).term_uid) is distinct from (o.consumer, o.total, o.roles, o.term_uid)) then
+                    where (c.consumer, c.total, c.roles, c.work, (publish_consumers.queue).term_uid)
+                          is distinct from (o.consumer, o.total, o.roles, o.work, o.term_uid)) then
         return false;
     end if;
     perform cascade_internal.commit_durably();
@@ -50,13 +54,13 @@ begin
      where r.queue_id = learn_consumers.queue_id
        and r.node = learn_consumers.published->>'node'
        and not exists (select from jsonb_array_elements(learn_consumers.published->'consumers') as c where c->>'consumer' = r.consumer);
-    insert into cascade_internal.root_consumer as r (queue_id, node, consumer, tick_id, total, retries, roles, term_uid)
+    insert into cascade_internal.root_consumer as r (queue_id, node, consumer, tick_id, total, retries, roles, work, term_uid)
     select learn_consumers.queue_id, learn_consumers.published->>'node', c.consumer, c.tick_id, c.total, coalesce(c.retries, 0),
-           coalesce(c.roles, '{}'), (learn_consumers.published->>'term_uid')::uuid
+           coalesce(c.roles, '{}'), nullif(c.work, 'null'), (learn_consumers.published->>'term_uid')::uuid
       from jsonb_populate_recordset(null::cascade_internal.root_consumer, learn_consumers.published->'consumers') as c
     on conflict on constraint root_consumer_pkey do update
        set tick_id = excluded.tick_id, total = excluded.total, retries = excluded.retries, roles = excluded.roles,
-           term_uid = excluded.term_uid, at = excluded.at;
+           work = excluded.work, term_uid = excluded.term_uid, at = excluded.at;
 end
 $$;
 comment on function cascade_internal.learn_consumers(integer, jsonb) is 'Stores where the consumers of a root stand.';
@@ -88,6 +92,7 @@ declare
     v_first cascade_internal.tick;
     v_tick  cascade_internal.tick;
     v_was   cascade_internal.root_consumer;
+    v_id    integer;
     v_done  jsonb;
     v_all   jsonb := '[]';
 begin
@@ -113,7 +118,10 @@ begin
             end if;
             delete from cascade_internal.consumer_move as m
              where m.queue_id = (recreate_consumers.queue).queue_id and m.consumer = v_was.consumer;
-            perform cascade_internal.place_consumer(recreate_consumers.queue, v_was.consumer, v_tick, 'recreate');
+            v_id := cascade_internal.place_consumer(recreate_consumers.queue, v_was.consumer, v_tick, 'recreate');
+            if v_was.work is not null then
+                perform cascade_internal.unpack_work(recreate_consumers.queue, v_id, v_was.work);
+            end if;
             v_all := v_all || jsonb_build_array(
                 v_done || jsonb_build_object('tick_id', v_tick.tick_id)
                 || cascade_internal.grant_roles((recreate_consumers.queue).name, v_was.consumer, v_was.roles));

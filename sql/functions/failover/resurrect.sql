@@ -227,6 +227,9 @@ as $$
 declare
     v_state    record;
     v_position cascade_internal.position;
+    v_work     cascade_internal.work_consumer;
+    v_done     bigint;
+    v_events   bigint;
     v_found    jsonb := '[]';
 begin
     for v_state in
@@ -235,14 +238,21 @@ begin
     loop
         perform from cascade_internal.subscription as s where s.subscription_id = v_state.subscription_id for no key update;
         v_position := cascade_internal.newest_position(send_back.queue, v_state.subscription_id);
+        v_done := (send_back.fork).tick_id;
+        v_events := v_state.total - (send_back.fork).total;
+        select w.* into v_work from cascade_internal.work_consumer as w where w.subscription_id = v_state.subscription_id;
+        if found then
+            v_events := cascade_internal.forget_lost(send_back.queue, v_work, send_back.fork);
+            v_done := coalesce(cascade_internal.oldest_chunk_tick(v_state.subscription_id), v_done);
+        end if;
         perform cascade_internal.append_position(send_back.queue,
-            (v_state.subscription_id, v_position.n + 1, (send_back.fork).tick_id, (send_back.fork).tick_id, (send_back.fork).total, '{}', 'seek', null,
+            (v_state.subscription_id, v_position.n + 1, v_done, (send_back.fork).tick_id, (send_back.fork).total, '{}', 'seek', null,
              clock_timestamp())::cascade_internal.position);
         -- What was only handed out counts as well: somebody may have acted on it.
-        continue when v_state.consumer = '.global_watermark';
+        continue when v_state.consumer = '.global_watermark' or v_work.subscription_id is not null and v_events = 0;
         insert into cascade_internal.phantom as p ("set", term_uid, node, consumer, from_tick, to_tick, events)
         values ((send_back.queue).name, (send_back.last).term_uid, (send_back.node).node, v_state.consumer, (send_back.fork).tick_id,
-                greatest(v_state.tick_id, v_state.head), v_state.total - (send_back.fork).total)
+                greatest(v_state.tick_id, v_state.head), v_events)
         on conflict on constraint phantom_pkey do update
            set from_tick = least(p.from_tick, excluded.from_tick), to_tick = greatest(p.to_tick, excluded.to_tick), events = p.events + excluded.events;
         v_found := v_found || jsonb_build_object('consumer', v_state.consumer, 'from_tick', (send_back.fork).tick_id,
