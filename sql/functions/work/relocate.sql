@@ -120,6 +120,7 @@ begin
     -- What was never dispatched, or is where it was put then, nobody has begun with.
     v_fresh := array(
         select w.id from cascade_internal.work_waiting as w where w.subscription_id = v_id and w.attempt = 0 and w.id = any (v_lost)
+           and not cascade_internal.is_in_parcel(v_id, w.id, true)
         union all
         select h.id from cascade_internal.work_held as h where h.subscription_id = v_id and h.attempt = 0 and h.id = any (v_lost));
     for v_chunk in
