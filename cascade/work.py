@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, LiteralString, TypeAlias, TypeVar, cast
@@ -29,6 +29,9 @@ T = TypeVar("T")
 
 #: How long a worker keeps messages without saying that it is still at work.
 LEASE = timedelta(seconds=30)
+
+#: A message that was just published comes to its consumers with the next tick.
+NEW_S = 10.0
 
 COLUMNS = "id, type, key, payload, headers, attempt, posted_at, available_at, claim_id"
 CLAIM: LiteralString = f"select {COLUMNS} from cascade.claim(%s, %s, %s, %s, %s)"
@@ -145,6 +148,10 @@ class NotDoneError(CascadeError):
     """What was waited for ended without a result: it is dead, expired, cancelled or was taken away."""
 
 
+class MessageUnknownError(NotFoundError):
+    """The consumer has no such message: not yet, no longer, or never."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What has become of a message: waiting, delayed, active, done, dead, expired, cancelled, taken or unknown."""
@@ -171,9 +178,9 @@ def results(values: Sequence[object]) -> list[str | None] | None:
 def outcome(row: Sequence[Any] | None, queue: QueueName, message: EventId) -> Outcome:
     """Return what RESULT said."""
     if row is None or row[0] == "unknown":
-        raise NotFoundError(
+        raise MessageUnknownError(
             f"message {message} of queue {queue} is not known to this consumer",
-            hint="It was never published, or ended so long ago that its result was purged: see keep_done.",
+            hint="It was never published, or is not ticked yet, or its result was purged: see keep_done.",
         )
     state, result, error, attempts, finished_at = row
     return Outcome(state=state, result=result, error=error, attempts=attempts, finished_at=finished_at)
@@ -205,9 +212,13 @@ class Work(Generic[T]):
     async def wait(self, message: EventId, *, timeout_s: float | None = None) -> Any:
         """Wait until a message is done and return its result; NotDoneError when it ended otherwise."""
         async with asyncio.timeout(timeout_s):
-            for pause_s in _looks():
-                if (found := await self.outcome(message)).is_final:
-                    return _result_of(found, message)
+            for pause_s, is_new in _looks():
+                try:
+                    if (found := await self.outcome(message)).is_final:
+                        return _result_of(found, message)
+                except MessageUnknownError:
+                    if not is_new:
+                        raise
                 await asyncio.sleep(pause_s)
         raise AssertionError("there is always another look")
 
@@ -242,11 +253,15 @@ class SyncWork(Generic[T]):
     def wait(self, message: EventId, *, timeout_s: float | None = None) -> Any:
         """Wait until a message is done and return its result; NotDoneError when it ended otherwise."""
         ends_at = None if timeout_s is None else time.monotonic() + timeout_s
-        for pause_s in _looks():
-            if (found := self.outcome(message)).is_final:
-                return _result_of(found, message)
+        for pause_s, is_new in _looks():
+            try:
+                if (found := self.outcome(message)).is_final:
+                    return _result_of(found, message)
+            except MessageUnknownError:
+                if not is_new:
+                    raise
             if ends_at is not None and time.monotonic() + pause_s > ends_at:
-                raise TimeoutError(f"message {message} is {found.state}")
+                raise TimeoutError(f"message {message} is not done")
             time.sleep(pause_s)
         raise AssertionError("there is always another look")
 
@@ -265,9 +280,12 @@ class SyncWork(Generic[T]):
         return [Delivery(self.queue, cast(Row, row), self._decode) for row in rows]
 
 
-def _looks() -> Any:
-    """Yield how long to wait between looks: a result is usually there soon, or much later."""
-    pause_s = 0.005
+def _looks() -> Iterator[tuple[float, bool]]:
+    """Yield how long to wait until the next look, and whether the message may not have come to the consumer yet.
+
+    A result is usually there soon, or much later.
+    """
+    pause_s, begun = 0.005, time.monotonic()
     while True:
-        yield pause_s
+        yield pause_s, time.monotonic() - begun < NEW_S
         pause_s = min(pause_s * 1.5, 0.5)

@@ -18,17 +18,14 @@ from pathlib import Path
 from cascade.db import connect_sync
 from cascade.errors import CascadeError, ConfigError, SchemaError, TopologyError, TransientError
 from cascade.node import systemd
-from cascade.node.dispatcher import Dispatcher
 from cascade.node.enroll import dsn_of
 from cascade.node.file import TopologyFile
 from cascade.node.health import Health, Report
 from cascade.node.home import Home
-from cascade.node.janitor import Janitor
 from cascade.node.member import MemberRunner
-from cascade.node.rotator import Rotator
-from cascade.node.service import Service, pause
+from cascade.node.roles import services_of_database
+from cascade.node.service import pause
 from cascade.node.supervise import supervise
-from cascade.node.ticker import Ticker
 from cascade.retry import Backoff
 from cascade.sql import migrate
 from cascade.topology import Node
@@ -120,12 +117,7 @@ class Daemon:
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:
         link_s = self.settings.link_timeout_s
-        services: list[Service] = [
-            Ticker(self.dsn, timeout_s=link_s * 2),
-            Rotator(self.dsn, interval_s=self.settings.rotate_every_s, timeout_s=link_s * 4),
-            Dispatcher(self.dsn, timeout_s=link_s * 4),
-            Janitor(self.dsn, timeout_s=link_s * 4),
-        ]
+        services = services_of_database(self.dsn, link_s=link_s, rotate_every_s=self.settings.rotate_every_s)
         states = [self.report.add(service) for service in services]
         if self.settings.health is not None:
             group.create_task(Health(self.settings.health, self.report).run(self.stop), name="health")

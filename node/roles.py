@@ -16,8 +16,10 @@ the last two columns it is, is not a matter of its role: it asks its database, w
 set has its root there (see merge.py).
 
 Every node runs the heir, which takes the reign when a branch is offered it, and reports what the node had beyond a
-fork: a root may have lost something before it was one.  Ticks and rotation are made for every queue of a database at
-once, by its ticker and rotator; on a copy the ticker has nothing to do.
+fork: a root may have lost something before it was one.  What every database
+needs is done for all its queues at once: ticks, rotation, and what makes messages ready for consumers in work mode and
+takes them back (dispatcher.py, janitor.py).  On a copy the ticker has nothing to do; the others have.  A leaf has no
+log and so no such consumers: its handler may insert what it processes into another queue of its database, which has.
 """
 
 from __future__ import annotations
@@ -25,14 +27,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cascade.node.copier import Copier
+from cascade.node.dispatcher import Dispatcher
 from cascade.node.handler import Handler
 from cascade.node.heir import Heir
 from cascade.node.home import Home
+from cascade.node.janitor import Janitor
 from cascade.node.leaf import LeafCopier
 from cascade.node.merge import MergeLeaf, MergeTeller
 from cascade.node.processor import Processor
+from cascade.node.rotator import Rotator
 from cascade.node.sentinel import Sentinel
 from cascade.node.service import Service
+from cascade.node.ticker import Ticker
 from cascade.node.watermark import WatermarkPublisher, WatermarkTeller
 from cascade.topology import Role
 
@@ -55,3 +61,13 @@ SERVICES: dict[Role, tuple[Services, ...]] = {
 def services_of(role: Role, home: Home, handler: Handler | None) -> list[Service]:
     """Return what a node of this role runs."""
     return [service for make in SERVICES[role] for service in make(home, handler)]
+
+
+def services_of_database(dsn: str, *, link_s: float, rotate_every_s: float) -> list[Service]:
+    """Return what a database needs, whatever nodes are in it."""
+    return [
+        Ticker(dsn, timeout_s=link_s * 2),
+        Rotator(dsn, interval_s=rotate_every_s, timeout_s=link_s * 4),
+        Dispatcher(dsn, timeout_s=link_s * 4),
+        Janitor(dsn, timeout_s=link_s * 4),
+    ]
