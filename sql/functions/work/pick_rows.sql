@@ -137,6 +137,7 @@ begin
             select x.ctid
               from cascade_internal.work_waiting as x
              where x.subscription_id = v_id and x.class = move_waiting.class and x.topic = '' and x.org = move_waiting.org
+               and x.id not in (select unnest(p.ids) from cascade_internal.work_parcel as p where p.subscription_id = v_id)
              order by x.id
              limit move_waiting.most
                for update skip locked))

@@ -1,5 +1,6 @@
 -- A selector is a jsonpath over {id, type, key, payload, headers, time}.  An event matches when the first item that the path
--- finds is neither false nor null: a predicate that holds, or something that is there.
+-- finds is neither false nor null: a predicate that holds, or something that is there.  time is text in UTC, as in
+-- 2026-01-31T12:00:00.000000Z, so that it compares as it reads.
 --
 -- False means that it does not match; null, that jsonb cannot hold the event: such a one matches nothing and is counted.
 create or replace function cascade_internal.selected(
@@ -11,7 +12,8 @@ declare
     v_found jsonb;
 begin
     v_found := jsonb_path_query_first_tz(
-        jsonb_build_object('id', selected.id, 'time', selected."time", 'type', selected.type, 'key', selected.key,
+        jsonb_build_object('id', selected.id, 'type', selected.type, 'key', selected.key,
+                           'time', to_char(selected."time" at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
                            'payload', selected.payload::jsonb, 'headers', selected.headers::jsonb),
         selected.selector, '{}', true);
     return v_found is not null and v_found not in ('false', 'null');
@@ -56,8 +58,10 @@ begin
         v_bad := v_bad - length(v_token) + 1;
     elsif v_problem like '%at end of jsonpath input' then
         v_bad := length(read_selector.selector) + 1;
+    elsif v_problem like '@ %' then
+        v_bad := strpos(read_selector.selector, '@');
     end if;
-    raise exception 'the selector is no jsonpath: %, at character %', v_problem, v_bad
+    raise exception 'the selector is no jsonpath: %, at character %', v_problem, greatest(v_bad, 1)
         using errcode = 'QC232',
               hint = 'For example $.payload.total > 100 && $.type starts with "order."; there are id, type, key, payload, headers and time.';
 end

@@ -35,11 +35,15 @@ declare
     v_id  constant integer := (expire_rows.work).subscription_id;
     v_ids bigint[];
 begin
-    perform from cascade_internal.work_waiting as w
-      where w.subscription_id = v_id and w.expires_at <= expire_rows.at
-      limit 1000
-        for update skip locked;
-    -- Those that are drawn expire when they are asked for; in a new statement, since they may have been drawn just before.
+    v_ids := array(
+        select w.id from cascade_internal.work_waiting as w
+         where w.subscription_id = v_id and w.expires_at <= expire_rows.at
+         limit 1000
+           for update skip locked);
+    if v_ids <> '{}' then
+        perform cascade_internal.draw_back(v_id, v_ids);
+    end if;
+    -- In a new statement, since some may have been drawn just before: those that somebody has are not expired.
     with waiting as (
         delete from cascade_internal.work_waiting as w
          where (w.subscription_id, w.id) in (
@@ -114,7 +118,10 @@ begin
                 min(least((select min(h.due) from cascade_internal.work_held as h
                             where h.subscription_id = w.subscription_id and h.waits = 0),
                           (select min(h.expires_at) from cascade_internal.work_held as h where h.subscription_id = w.subscription_id),
-                          (select min(m.expires_at) from cascade_internal.work_waiting as m where m.subscription_id = w.subscription_id))),
+                          (select min(m.expires_at) from cascade_internal.work_waiting as m
+                            where m.subscription_id = w.subscription_id
+                              and m.id not in (select unnest(p.ids) from cascade_internal.work_parcel as p
+                                                where p.subscription_id = w.subscription_id and p.claim_id is not null)))),
                 (select min(b.look_at) from cascade_internal.work_blocker as b where b.state = 'w' and not b.is_certain),
                 (select clock_timestamp() from cascade_internal.work_blocker as b where b.state = 'r' limit 1))
               from cascade_internal.work_consumer as w

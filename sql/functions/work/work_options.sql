@@ -122,6 +122,9 @@ begin
                        from jsonb_each_text(v_options->'topics') as t)
      where w.subscription_id = v_work.subscription_id
     returning w.* into v_work;
+    if v_work.max_active is null then
+        perform cascade_internal.end_fairness(v_work);
+    end if;
     perform cascade_internal.key_anew(v_work);
 end
 $$;
@@ -196,3 +199,24 @@ begin
 end
 $$;
 comment on function cascade_internal.key_anew(cascade_internal.work_consumer) is 'Keys waiting messages anew after fairness was switched on or off.';
+
+-- Without fairness there are no parcels: what somebody has in hand becomes rows of work_active, what was only drawn waits again.
+create or replace function cascade_internal.end_fairness(work cascade_internal.work_consumer)
+returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if not exists (select from cascade_internal.work_parcel as p where p.subscription_id = (end_fairness.work).subscription_id) then
+        return;
+    end if;
+    -- Nobody draws meanwhile, and nobody settles a claim.
+    perform pg_advisory_xact_lock(1467642722, (end_fairness.work).subscription_id);
+    perform from cascade_internal.work_claim as c where c.subscription_id = (end_fairness.work).subscription_id order by c.claim_id for update;
+    delete from cascade_internal.work_parcel as p
+     where p.subscription_id = (end_fairness.work).subscription_id and p.claim_id is null;
+    perform cascade_internal.unpack_parcels(end_fairness.work, c.claim_id, null)
+       from (select distinct p.claim_id from cascade_internal.work_parcel as p
+              where p.subscription_id = (end_fairness.work).subscription_id) as c;
+end
+$$;
+comment on function cascade_internal.end_fairness(cascade_internal.work_consumer) is 'Gives up the parcels of a consumer.';
