@@ -29,20 +29,24 @@ returns integer
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_done  bigint[];
-    v_count integer;
+    v_done   bigint[];
+    v_no     bigint;
+    v_events integer;
+    v_count  integer := 0;
 begin
     -- Almost always it is all of a claim that holds plain messages only.
     if finish_messages.ids is null and finish_messages.results is null and not (finish_messages.claim).has_rows
        and not cascade_internal.has_blockers((finish_messages.claim).subscription_id) then
-        with done as (
+        -- One by one: for "= any" the planner, without statistics, may read all chunks of the consumer.
+        foreach v_no in array (finish_messages.claim).chunks loop
             update cascade_internal.work_chunk as c
                set state = 'd', done_at = clock_timestamp()
              where c.subscription_id = (finish_messages.claim).subscription_id
-               and c.no = any ((finish_messages.claim).chunks)
+               and c.no = v_no
                and c.state = 'h'
-            returning coalesce(cardinality(c."open"), c.events) as events)
-        select sum(d.events) into v_count from done as d;
+            returning coalesce(cardinality(c."open"), c.events) into v_events;
+            v_count := v_count + coalesce(v_events, 0);
+        end loop;
         delete from cascade_internal.work_claim as c where c.claim_id = (finish_messages.claim).claim_id;
         return v_count;
     end if;
