@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -209,9 +210,13 @@ def test_what_is_done_to_a_set_is_not_done_to_another_of_its_name(shop: Shop, st
 
 
 def test_a_member_that_moved_out_of_the_file_and_whose_place_another_set_has_is_silent(
-    shop: Shop, stranger: Any
+    shop: Shop, stranger: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = psycopg.conninfo.conninfo_to_dict(stranger.dsn)
+    passwords = tmp_path / "pgpass"
+    passwords.write_text(f"*:*:*:{given['user']}:{given['password']}\n")
+    passwords.chmod(0o600)
+    monkeypatch.setenv("PGPASSFILE", str(passwords))
     location = {"dsn": make_conninfo(**{key: value for key, value in given.items() if key != "password"})}
     shop.root.value("select cascade.add_member('q', 's4', 'leaf', %s)", Jsonb(location))
     nodes = {name: node for name, node in shop.topology.sets["q"].nodes.items() if name != "s4"}
