@@ -446,7 +446,8 @@ class Worker:
         try:
             with translated():
                 await conn.execute(f"listen {row[0]}".encode())
-                await conn.execute(f"listen {ticks[0]}".encode())
+                if not os.environ.get("TRYX"):
+                    await conn.execute(f"listen {ticks[0]}".encode())
         except (CascadeError, psycopg.Error) as error:
             if conn.closed:
                 raise

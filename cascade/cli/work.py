@@ -18,8 +18,13 @@ from cascade.errors import ArgumentError, EventNotFoundError
 if TYPE_CHECKING:
     from cascade.sync import Client
 
+STATUS: LiteralString = (
+    "select * from cascade.work as w join cascade.work_stats as s using (queue, consumer)"
+    " where w.queue = coalesce(%s, w.queue) order by w.queue, w.consumer"
+)
 LIST: LiteralString = "select m.* from cascade.work_messages(%s, %s, %s, %s) as m"
 SHOW: LiteralString = "select r.* from cascade.work_result(%s, %s, %s) as r"
+WHY: LiteralString = "select w.reason, w.due, w.waits_for from cascade.why(%s, %s, %s) as w"
 ATTEMPTS: LiteralString = "select a.* from cascade.work_attempts(%s, %s, %s) as a order by a.attempt"
 RETRY: LiteralString = "select cascade.retry_message(%s, %s, %s)"
 BURY: LiteralString = "select cascade.bury_message(%s, %s, %s)"
@@ -35,6 +40,13 @@ LIMIT = click.option(
 )
 YES = click.option("--yes", is_flag=True, help="Do not ask.")
 
+STATUS_COLUMNS = [
+    *out.columns("text", "queue", "consumer"),
+    *out.columns("number", "waiting", "urgent", "high", "normal", "low", "delayed", "blocked", "active", "dead"),
+    out.Column("oldest_at", "oldest", "ago"),
+    *out.columns("number", "done_minute", "done_hour", "failed_hour"),
+    out.Column("workers", "workers", "list"),
+]
 COLUMNS = [
     out.Column("id", "id", "id"),
     *out.columns("text", "state", "type", "key"),
@@ -63,6 +75,7 @@ def work() -> None:
     \b
     cascade consumer create orders billing --mode work
     cascade work run shop.tasks:worker --processes 2
+    cascade work status
     cascade work list orders billing
     cascade work show orders billing 17
     cascade work retry orders billing 17
@@ -70,6 +83,21 @@ def work() -> None:
 
 
 work.add_command(run)
+
+
+@work.command()
+@click.argument("queue", required=False)
+@database_options
+def status(queue: str | None, dsn: str, as_json: bool) -> None:
+    """Show how consumers in work mode are doing: what waits, what is worked on, what died, and the rates.
+
+    \b
+    cascade work status
+    cascade work status orders --json
+    """
+    with connected(dsn) as client:
+        found = rows(client, STATUS, queue)
+    out.echo_list(STATUS_COLUMNS, found, as_json=as_json, when_empty="no consumers in work mode")
 
 
 @work.command("list")
@@ -100,7 +128,7 @@ def list_(queue: str, consumer: str, state: str | None, limit: int, dsn: str, as
 @ID
 @database_options
 def show(queue: str, consumer: str, message_id: int, dsn: str, as_json: bool) -> None:
-    """Show what has become of a message: its state, its result, and every attempt with its error.
+    """Show what has become of a message: its state, its result, what it waits for, every attempt with its error.
 
     \b
     cascade work show orders billing 17
@@ -109,6 +137,10 @@ def show(queue: str, consumer: str, message_id: int, dsn: str, as_json: bool) ->
     with connected(dsn) as client:
         found = find(client, queue, consumer, message_id)
         attempts = rows(client, ATTEMPTS, queue, consumer, message_id)
+        if found["state"] not in ("done", "active"):
+            found |= {
+                name: value for row in rows(client, WHY, queue, consumer, message_id) for name, value in row.items()
+            }
     if as_json:
         out.echo_json(
             {"id": str(message_id), **out.plain(found), "attempts_made": [out.plain(row) for row in attempts]}

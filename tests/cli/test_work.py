@@ -91,6 +91,9 @@ def test_messages_are_worked_shown_retried_and_replayed(
     good, bad = publish(client, 4, -1)
     listed = run_json("work", "list", "orders", "billing")
     assert [(row["id"], row["state"]) for row in listed] == [(good, "waiting"), (bad, "waiting")]
+    [status] = run_json("work", "status")
+    assert (status["consumer"], status["waiting"], status["dead"]) == ("billing", 2, 0)
+    assert "billing" in run("work", "status", "orders") and run_json("work", "status", "other") == []
     assert start("--drain").wait(60) == 0
     found = run_json("work", "show", "orders", "billing", good)
     assert (found["state"], found["result"]) == ("done", 8)
