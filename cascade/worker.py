@@ -446,8 +446,7 @@ class Worker:
         try:
             with translated():
                 await conn.execute(f"listen {row[0]}".encode())
-                if not os.environ.get("TRYX"):
-                    await conn.execute(f"listen {ticks[0]}".encode())
+                await conn.execute(f"listen {ticks[0]}".encode())
         except (CascadeError, psycopg.Error) as error:
             if conn.closed:
                 raise
@@ -654,7 +653,9 @@ class _Losing:
 
 def describe(error: BaseException) -> str:
     """Return an error as it is stored: what it says in the first line, then where it came from."""
-    if isinstance(error, Retry | Bury | HandlerMissingError | PayloadError):
+    if isinstance(error, _Overtime):
+        text = f"TimeoutError: {error}"
+    elif isinstance(error, Retry | Bury | HandlerMissingError | PayloadError):
         text = f"{type(error).__name__}: {error}"
     else:
         first = "".join(traceback.format_exception_only(error)).strip()

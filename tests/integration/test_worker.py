@@ -188,7 +188,7 @@ class Refuses:
         ("returns_no_json", "PayloadError: the payload is not JSON"),
         ("wants_an_order", "PayloadError: the payload is no Order"),
         ("takes_too_long", "TimeoutError: the handler took longer than 0.2 s"),
-        ("takes_too_long_in_thread", "cascade.worker._Overtime: the handler took longer than 0.2 s"),
+        ("takes_too_long_in_thread", "TimeoutError: the handler took longer than 0.2 s, and goes on in its thread"),
         ("times_out_by_itself", "TimeoutError: of its own"),
         ("buries", "Bury: no such customer"),
         ("asks_for_more_time", "Retry: not yet"),
