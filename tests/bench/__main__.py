@@ -50,7 +50,7 @@ def main(
     """Measure Cascade beside PgQ and beside PostgreSQL's own limits.
 
     \b
-    make bench                                     everything, about ten minutes
+    make bench                                     everything, about a quarter of an hour
     make bench BENCH_ARGS=--quick                  everything, small: does it work?
     python -m tests.bench --only read --rounds 5   one measure, more rounds
     python -m tests.bench --list                   what there is

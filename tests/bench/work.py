@@ -29,10 +29,10 @@ ABOUT = "message by message: claim and complete, the Python worker, WAL, latency
 NOTE = (
     "Plain: messages are published, ticked and cut into chunks before the clock runs; four connections claim and "
     "complete by the hundred, by libpq's binding and without decoding (`complete_and_claim`; for pgmq `read` and "
-    "`delete`). Rows: a consumer with a limit of active messages per type, all four priorities and 50 keys, so that "
-    "every message is a row; by fifty. Python: a no-op asynchronous handler in one process, from before the first "
-    "message is published, in bulk, until the last one is completed, with the daemon of Cascade in a process of its "
-    "own; pgqueuer in batches of 200, procrastinate 50 at a time, all sides on the same event loop. WAL: inserted in "
+    "`delete`). Rows: a consumer with a limit of active messages per type, all four priorities in their shares and 50 "
+    "keys, so that every message is a row; by fifty. Python: a no-op asynchronous handler in one process, from before "
+    "the first message is published, in bulk, until the last one is completed, with the daemon of Cascade in its own; "
+    "pgqueuer in batches of 200, procrastinate 50 at a time, all sides on the same event loop. WAL: inserted in "
     "statements of 1,000, ticked, cut and completed by the hundred, against the same inserts alone. Full: the time of "
     "one claim and completion of 100. Held session: as in the measure of that name. Latency: 50 messages/s one by one, "
     "`cascade node run` and the worker in processes of their own, from before the INSERT to the handler's first line."
@@ -40,6 +40,8 @@ NOTE = (
 CONSUMER = "worker"
 CLIENTS = 4
 LEASE = "30 s"
+#: Messages of each class in the shares that classes have: 40, 30, 20 and 10 of a hundred.
+SHARE = "1 + (n % 10 > 3)::int + (n % 10 > 6)::int + (n % 10 > 8)::int"
 FAIR = {"max_active": 1000}
 
 
@@ -84,7 +86,7 @@ def fill(conn: psycopg.Connection[Any], queue: str, count: int, *, is_fair: bool
             conn.execute(
                 f"insert into queue.{queue} (type, key, payload, headers)"
                 f" select '{TYPE}', 'k' || n % 50, '{text(payload(0))}',"
-                "  json_build_object('cascade.options', json_build_object('priority', 1 + n % 4))"
+                f"  json_build_object('cascade.options', json_build_object('priority', {SHARE}))"
                 f" from generate_series(1, {some}) as n".encode()
             )
         else:
@@ -178,7 +180,7 @@ def _pgmq(bench: Bench, rival: Pgmq, count: int, size: int) -> float:
 
 
 def _plain(bench: Bench, pgmq: Pgmq | None) -> Iterator[Row]:
-    count = bench.scaled(100_000, 20_000)
+    count = bench.scaled(60_000, 20_000)
     bench.say(f"{count} plain messages")
     sides = {"Cascade": partial(_ours, bench, count, 100)}
     if pgmq:
@@ -188,12 +190,12 @@ def _plain(bench: Bench, pgmq: Pgmq | None) -> Iterator[Row]:
 
 
 def _rows(bench: Bench, pgmq: Pgmq | None) -> Iterator[Row]:
-    count = bench.scaled(40_000, 10_000)
+    count = bench.scaled(20_000, 10_000)
     bench.say(f"{count} messages with priorities and fairness")
     sides = {"Cascade": partial(_ours, bench, count, 50, is_fair=True)}
     if pgmq:
         sides["pgmq"] = partial(_pgmq, bench, pgmq, count, 50)
-    found = take_turns(bench.turns(5, 2), sides)
+    found = take_turns(bench.turns(3, 2), sides)
     title = "priorities and fairness, claim and complete 50, 4 connections"
     yield _row(title, found, "pgmq", Bar(kind="at least", limit=1.0))
 
@@ -208,7 +210,7 @@ def _row(title: str, found: dict[str, tuple[float, ...]], rival: str, bar: Bar, 
 
 
 def _python(bench: Bench, pgqueuer: rivals.Rival | None, procrastinate: rivals.Rival | None) -> Iterator[Row]:
-    count, fewer, few = bench.scaled(50_000, 10_000), bench.scaled(10_000, 3_000), bench.scaled(2_000, 500)
+    count, fewer, few = bench.scaled(40_000, 10_000), bench.scaled(6_000, 3_000), bench.scaled(1_000, 500)
     bench.say(f"{count} messages through the worker")
     with _daemon(bench):
         sides = {"Cascade": partial(_worker, bench, count)}
@@ -216,7 +218,7 @@ def _python(bench: Bench, pgqueuer: rivals.Rival | None, procrastinate: rivals.R
             sides["pgqueuer"] = partial(pgqueuer.work, fewer, 200)
         if isinstance(procrastinate, Procrastinate):
             sides["procrastinate"] = partial(procrastinate.work, few, 50)
-        found = take_turns(bench.turns(5, 2), sides)
+        found = take_turns(bench.turns(3, 2), sides)
     for rival, limit in (("pgqueuer", 3.0), ("procrastinate", 10.0)):
         yield _row("Python worker, publish to complete", found, rival, Bar(kind="at least", limit=limit))
 
@@ -295,7 +297,7 @@ def _full(bench: Bench) -> Row:
             with waiting(bench, few) as queue:
                 return _claim_ms(bench, queue, claims)
 
-        found = take_turns(bench.turns(5, 2), {"many": partial(cost, many), "few": partial(cost, few)})
+        found = take_turns(bench.turns(3, 2), {"many": partial(cost, many), "few": partial(cost, few)})
     ours = Samples(label=f"{many:,} waiting", unit=" ms", values=found["many"])
     theirs = Samples(label=f"{few:,} waiting", unit=" ms", values=found["few"])
     title, bar = "claim and complete 100 of a full queue", Bar(kind="at most", limit=1.3)
@@ -317,7 +319,7 @@ def _claim_ms(bench: Bench, queue: str, claims: int) -> float:
 
 
 def _horizon(bench: Bench) -> Row:
-    count = bench.scaled(100_000, 20_000)
+    count = bench.scaled(60_000, 20_000)
     bench.say("beside an idle session")
 
     def rate(*, is_held: bool) -> float:
@@ -325,7 +327,7 @@ def _horizon(bench: Bench) -> Row:
             return by_hand(partial(cascade_client, queue), bench.dsn(), count, 100)
 
     sides = {"held": partial(rate, is_held=True), "without": partial(rate, is_held=False)}
-    found = take_turns(bench.turns(9, 2), sides)
+    found = take_turns(bench.turns(7, 2), sides)
     ours = Samples(label="idle session", unit="/s", values=found["held"])
     theirs = Samples(label="without", unit="/s", values=found["without"])
     bar = Bar(kind="at least", limit=0.95)

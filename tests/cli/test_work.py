@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -194,3 +197,14 @@ def test_what_is_not_known_is_an_error_that_says_where_to_look(orders: str, fail
     assert "cascade work list" in fails(1, "work", "show", "orders", "billing", "17").stderr
     assert "cascade work show" in fails(1, "dead", "show", "orders", "billing", "17").stderr
     fails(1, "work", "list", "orders", "nobody")
+
+
+def test_a_program_may_run_its_worker_itself(
+    orders: str, client: Client, dsn: str, run_json: Callable[..., Any], tmp_path: Path
+) -> None:
+    [message] = publish(client, 4)
+    program = [sys.executable, "-c", "import tasks_of_test as t; t.worker.run_forever()"]
+    with subprocess.Popen(program, cwd=tmp_path, env=os.environ | {"CASCADE_DSN": dsn}) as process:
+        eventually(lambda: run_json("work", "show", "orders", "billing", message)["state"] == "done", within_s=60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
