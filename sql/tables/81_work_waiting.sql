@@ -43,7 +43,8 @@ begin
     end loop;
 end
 $$;
-create index if not exists work_waiting_draw_idx on cascade_internal.work_waiting (subscription_id, topic, org, id);
+-- The newest first: whoever looks for an organisation finds a message there, and not where the oldest ones were.
+create index if not exists work_waiting_draw_idx on cascade_internal.work_waiting (subscription_id, topic, org, id desc);
 create index if not exists work_waiting_expires_idx on cascade_internal.work_waiting (subscription_id, expires_at)
     where expires_at is not null;
 comment on table cascade_internal.work_waiting is 'Messages with a row of their own that may be handed out, a table for each class.';

@@ -5,53 +5,47 @@
 create or replace function cascade_internal.draw_fairly(
     work cascade_internal.work_consumer, count integer, claim_id bigint, at timestamptz, in_caller boolean)
 returns void
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_id      constant integer := (draw_fairly.work).subscription_id;
-    v_counted jsonb;
-    v_topic   text;
+    v_kind    record;
     v_rooms   integer[];
     v_active  integer[];
     v_room    integer;
     v_free    integer;
+    v_class   smallint;
     v_found   bigint[];
     v_ids     bigint[] := '{}';
     v_classes smallint[] := '{}';
     v_topics  text[] := '{}';
 begin
-    -- How many of each topic and class are in hand.
-    select jsonb_object_agg(t.topic, t.counts) into v_counted
-      from (select a.topic, array[count(*) filter (where a.class = 1), count(*) filter (where a.class = 2),
-                                  count(*) filter (where a.class = 3), count(*) filter (where a.class = 4)] as counts
-              from (select coalesce(x.type, '') as topic, x.class
-                      from cascade_internal.work_active as x where x.subscription_id = v_id
-                    union all
-                    select unnest(p.topics), unnest(p.classes)
-                      from cascade_internal.work_parcel as p where p.subscription_id = v_id) as a
-             group by 1) as t;
-    foreach v_topic in array cascade_internal.waiting_topics(v_id) loop
-        v_rooms := coalesce(cascade_internal.as_integers((draw_fairly.work).topics->v_topic), (draw_fairly.work).rooms);
-        v_active := coalesce(cascade_internal.as_integers(v_counted->v_topic), '{0,0,0,0}');
-        v_free := coalesce(((draw_fairly.work).options->'topics'->>v_topic)::numeric::integer, (draw_fairly.work).max_active)
+    for v_kind in select t.topic, t.classes from cascade_internal.waiting_topics(v_id) as t loop
+        v_rooms := coalesce(cascade_internal.as_integers((draw_fairly.work).topics->v_kind.topic), (draw_fairly.work).rooms);
+        v_active := cascade_internal.count_active(v_id, v_kind.topic);
+        v_free := coalesce(((draw_fairly.work).options->'topics'->>v_kind.topic)::numeric::integer, (draw_fairly.work).max_active)
                   - v_active[1] - v_active[2] - v_active[3] - v_active[4];
-        for v_class in 1 .. 4 loop
+        foreach v_class in array v_kind.classes loop
             v_room := least(v_rooms[v_class] - v_active[v_class], (v_rooms[v_class] + 1) / 2, v_free);
             if draw_fairly.in_caller then
                 v_room := least(v_room, draw_fairly.count - cardinality(v_ids));
             end if;
             continue when v_room <= 0;
-            v_found := cascade_internal.draw_class(v_id, v_class::smallint, v_topic, v_room, draw_fairly.at);
+            v_found := cascade_internal.draw_class(v_id, v_class, v_kind.topic, v_room, draw_fairly.at);
             v_free := v_free - cardinality(v_found);
             v_ids := v_ids || v_found;
-            v_classes := v_classes || array_fill(v_class::smallint, array[cardinality(v_found)]);
-            v_topics := v_topics || array_fill(v_topic, array[cardinality(v_found)]);
+            v_classes := v_classes || array_fill(v_class, array[cardinality(v_found)]);
+            v_topics := v_topics || array_fill(v_kind.topic, array[cardinality(v_found)]);
         end loop;
         exit when cardinality(v_ids) >= draw_fairly.count;
     end loop;
     if draw_fairly.in_caller then
-        perform cascade_internal.move_ids(draw_fairly.work, v_ids, v_classes, draw_fairly.claim_id);
+        -- Their rows are locked; some may have been drawn just before, as this new statement sees.
+        perform cascade_internal.move_ids(
+            draw_fairly.work,
+            array(select unnest(v_ids) except
+                  select unnest(p.ids) from cascade_internal.work_parcel as p where p.subscription_id = v_id),
+            draw_fairly.claim_id);
     else
         insert into cascade_internal.work_parcel (subscription_id, claim_id, ids, classes, topics)
         select v_id, case when n = 1 then draw_fairly.claim_id end, v_ids[n : n + draw_fairly.count - 1],
@@ -63,6 +57,26 @@ end
 $$;
 comment on function cascade_internal.draw_fairly(cascade_internal.work_consumer, integer, bigint, timestamptz, boolean)
     is 'Draws messages by class and organisation.';
+
+-- How many messages of a topic are drawn or in hand, by class.
+create or replace function cascade_internal.count_active(subscription_id integer, topic text)
+returns integer[]
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (select array[count(*) filter (where x.class = 1), count(*) filter (where x.class = 2),
+                         count(*) filter (where x.class = 3), count(*) filter (where x.class = 4)]::integer[]
+              from (select p.class
+                      from cascade_internal.work_parcel as d
+                     cross join lateral unnest(d.classes, d.topics) as p(class, topic)
+                     where d.subscription_id = count_active.subscription_id and p.topic = count_active.topic
+                    union all
+                    select a.class
+                      from cascade_internal.work_active as a
+                     where a.subscription_id = count_active.subscription_id and coalesce(a.type, '') = count_active.topic) as x);
+end
+$$;
+comment on function cascade_internal.count_active(integer, text) is 'How many messages of a topic are drawn or in hand, by class.';
 
 create or replace function cascade_internal.as_integers(value jsonb)
 returns integer[]
@@ -77,8 +91,7 @@ comment on function cascade_internal.as_integers(jsonb) is 'A list of numbers.';
 create or replace function cascade_internal.draw_class(
     subscription_id integer, class smallint, topic text, room integer, at timestamptz)
 returns bigint[]
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_drawn bigint[] := array(
@@ -120,30 +133,30 @@ end
 $$;
 comment on function cascade_internal.draw_class(integer, smallint, text, integer, timestamptz) is 'Draws messages of one class and topic.';
 
--- The topics of which messages wait, beginning at a random one.  Each costs an index probe per class, however many messages it has.
+-- The topics of which messages wait, and in which classes, in a random order.  Each costs an index probe per class, however many
+-- messages it has.
 create or replace function cascade_internal.waiting_topics(subscription_id integer)
-returns text[]
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+returns table (topic text, classes smallint[])
+language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
-declare
-    v_topics text[];
-    v_first  integer;
 begin
-    with recursive step(class, topic) as (
-        select c.class, (select w.topic from cascade_internal.work_waiting as w
-                          where w.subscription_id = waiting_topics.subscription_id and w.class = c.class
-                          order by w.topic limit 1)
-          from (values (1::smallint), (2::smallint), (3::smallint), (4::smallint)) as c(class)
-        union all
-        select s.class, (select w.topic from cascade_internal.work_waiting as w
-                          where w.subscription_id = waiting_topics.subscription_id and w.class = s.class and w.topic > s.topic
-                          order by w.topic limit 1)
+    return query
+        with recursive step(class, topic) as (
+            select c.class, (select w.topic from cascade_internal.work_waiting as w
+                              where w.subscription_id = waiting_topics.subscription_id and w.class = c.class
+                              order by w.topic limit 1)
+              from (values (1::smallint), (2::smallint), (3::smallint), (4::smallint)) as c(class)
+            union all
+            select s.class, (select w.topic from cascade_internal.work_waiting as w
+                              where w.subscription_id = waiting_topics.subscription_id and w.class = s.class and w.topic > s.topic
+                              order by w.topic limit 1)
+              from step as s
+             where s.topic is not null)
+        select s.topic, array_agg(s.class order by s.class)
           from step as s
-         where s.topic is not null)
-    select array_agg(distinct s.topic) filter (where s.topic is not null) into v_topics from step as s;
-    v_first := floor(random() * cardinality(v_topics))::integer;
-    return coalesce(v_topics[v_first + 1 :] || v_topics[: v_first], '{}');
+         where s.topic is not null
+         group by s.topic
+         order by random();
 end
 $$;
 comment on function cascade_internal.waiting_topics(integer) is 'The topics of which messages wait.';
@@ -152,8 +165,7 @@ comment on function cascade_internal.waiting_topics(integer) is 'The topics of w
 -- lie.  Each costs one index probe.
 create or replace function cascade_internal.draw_orgs(subscription_id integer, class smallint, topic text, most integer)
 returns bigint[]
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_start constant bigint := hashtextextended(random()::text, 0);
@@ -172,8 +184,7 @@ comment on function cascade_internal.draw_orgs(integer, smallint, text, integer)
 create or replace function cascade_internal.next_orgs(
     subscription_id integer, class smallint, topic text, first bigint, last bigint, most integer)
 returns bigint[]
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
     return array(
@@ -221,8 +232,7 @@ comment on function cascade_internal.draw_keys(cascade_internal.work_consumer, i
 
 create or replace function cascade_internal.busy_keys(subscription_id integer)
 returns bigint[]
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
     return array(select a.org from cascade_internal.work_active as a where a.subscription_id = busy_keys.subscription_id and a.org is not null
@@ -236,8 +246,7 @@ comment on function cascade_internal.busy_keys(integer) is 'Keys of which a mess
 create or replace function cascade_internal.draw_key(
     work cascade_internal.work_consumer, org bigint, claim_id bigint, at timestamptz)
 returns integer
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_id constant integer := (draw_key.work).subscription_id;

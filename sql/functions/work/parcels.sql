@@ -2,8 +2,7 @@
 create or replace function cascade_internal.take_parcels(
     work cascade_internal.work_consumer, count integer, claim_id bigint, at timestamptz, in_caller boolean)
 returns integer
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_parcel cascade_internal.work_parcel;
@@ -45,51 +44,66 @@ comment on function cascade_internal.take_parcels(cascade_internal.work_consumer
 -- The messages of a claim's parcels.  Those that have expired since they were drawn, or were taken away, leave the parcel.
 create or replace function cascade_internal.read_parcels(work cascade_internal.work_consumer, claim_id bigint, at timestamptz)
 returns setof cascade_internal.work_active
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_id      constant integer := (read_parcels.work).subscription_id;
-    v_wanted  bigint;
-    v_found   bigint;
+    v_part    record;
+    v_count   integer;
+    v_missing integer := 0;
+    v_ids     bigint[] := '{}';
     v_expired bigint[];
 begin
-    select sum(cardinality(p.ids)) into v_wanted
-      from cascade_internal.work_parcel as p
-     where p.claim_id = read_parcels.claim_id and p.subscription_id = v_id;
-    if v_wanted is null then
-        return;
-    end if;
-    return query
-        select w.subscription_id, w.id, w."time", w.type, w.key, w.payload, w.headers, w.origin, w.origin_id, w.attempt + 1, w.class,
-               w.expires_at, w.available_at, read_parcels.claim_id, w.org
-          from cascade_internal.work_parcel as p
-         cross join lateral unnest(p.ids, p.classes) as x(id, class)
-          join cascade_internal.work_waiting as w
-            on w.subscription_id = v_id and w.id = x.id and w.class = x.class
-         where p.claim_id = read_parcels.claim_id
-           and p.subscription_id = v_id
-           and (w.expires_at > read_parcels.at or w.expires_at is null);
-    get diagnostics v_found = row_count;
-    if v_found < v_wanted then
+    for v_part in select p.class, p.ids_found as ids from cascade_internal.parts_of_claim(v_id, read_parcels.claim_id, null) as p loop
+        return query
+            select w.subscription_id, w.id, w."time", w.type, w.key, w.payload, w.headers, w.origin, w.origin_id, w.attempt + 1, w.class,
+                   w.expires_at, w.available_at, read_parcels.claim_id, w.org
+              from unnest(v_part.ids) with ordinality as i(id, n)
+             cross join lateral (
+                select x.*
+                  from cascade_internal.work_waiting as x
+                 where x.subscription_id = v_id and x.class = v_part.class and x.id = i.id
+                offset 0) as w -- one probe of the primary key each, whatever the statistics say
+             where w.expires_at > read_parcels.at or w.expires_at is null
+             order by i.n;
+        get diagnostics v_count = row_count;
+        v_missing := v_missing + cardinality(v_part.ids) - v_count;
+        v_ids := v_ids || v_part.ids;
+    end loop;
+    if v_missing > 0 then
         with gone as (
             delete from cascade_internal.work_waiting as w
-             using cascade_internal.work_parcel as p
-             where p.claim_id = read_parcels.claim_id and p.subscription_id = v_id
-               and w.subscription_id = v_id and w.id = any (p.ids) and w.expires_at <= read_parcels.at
+             where w.subscription_id = v_id and w.id = any (v_ids) and w.expires_at <= read_parcels.at
             returning w.id)
         select coalesce(array_agg(g.id), '{}') into v_expired from gone as g;
         if v_expired <> '{}' then
             perform cascade_internal.note_expired(read_parcels.work, v_expired);
         end if;
         perform cascade_internal.drop_from_parcels(read_parcels.claim_id, array(
-            select x from cascade_internal.work_parcel as p cross join unnest(p.ids) as x
-             where p.claim_id = read_parcels.claim_id
-               and not exists (select from cascade_internal.work_waiting as w where w.subscription_id = v_id and w.id = x)));
+            select i from unnest(v_ids) as i
+             where not exists (select from cascade_internal.work_waiting as w where w.subscription_id = v_id and w.id = i)));
     end if;
 end
 $$;
 comment on function cascade_internal.read_parcels(cascade_internal.work_consumer, bigint, timestamptz) is 'The messages of a claim''s parcels.';
+
+-- The messages of a claim's parcels by class, so that they are looked for in one table each, by their ids; some, or all without ids.
+create or replace function cascade_internal.parts_of_claim(subscription_id integer, claim_id bigint, ids bigint[])
+returns table (class smallint, ids_found bigint[])
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return query
+        select x.class, array_agg(x.id order by p.no, x.n)
+          from cascade_internal.work_parcel as p
+         cross join lateral unnest(p.ids, p.classes) with ordinality as x(id, class, n)
+         where p.claim_id = parts_of_claim.claim_id
+           and p.subscription_id = parts_of_claim.subscription_id
+           and (parts_of_claim.ids is null or x.id = any (parts_of_claim.ids))
+         group by x.class;
+end
+$$;
+comment on function cascade_internal.parts_of_claim(integer, bigint, bigint[]) is 'The messages of a claim''s parcels, by class.';
 
 -- Ends messages of a claim's parcels, all without ids, and returns them.  Those that were done at once and leave no result are noted together,
 -- as plain ones are: as a chunk that is done.  Its number is below all others, where nobody looks for work.
@@ -97,42 +111,56 @@ create or replace function cascade_internal.finish_parcels(
     work cascade_internal.work_consumer, claim cascade_internal.work_claim, ids bigint[], results json[], at timestamptz)
 returns bigint[]
 language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_id   constant integer := (finish_parcels.work).subscription_id;
-    v_done bigint[];
+    v_id     constant integer := (finish_parcels.work).subscription_id;
+    v_part   record;
+    v_gone   record;
+    v_done   bigint[] := '{}';
+    v_again  integer[] := '{}';
+    v_plain  bigint[];
+    v_oldest timestamptz;
 begin
-    with gone as (
-        delete from cascade_internal.work_waiting as w
-         using cascade_internal.work_parcel as p
-         cross join lateral unnest(p.ids, p.classes) as x(id, class)
-         where p.claim_id = (finish_parcels.claim).claim_id
-           and (finish_parcels.ids is null or x.id = any (finish_parcels.ids))
-           and w.subscription_id = v_id and w.id = x.id and w.class = x.class
-        returning w.id, w.attempt, w.available_at),
-    ended as (
-        select g.id, g.attempt, g.available_at, r.result, g.attempt = 0 and r.result is null as is_plain
-          from gone as g
-          left join unnest(finish_parcels.ids, finish_parcels.results) as r(id, result) on r.id = g.id),
-    noted as (
-        insert into cascade_internal.work_history (subscription_id, id, attempt, outcome, worker, claimed_at, ended_at, result)
-        select v_id, e.id, e.attempt + 1, 'done', (finish_parcels.claim).worker, (finish_parcels.claim).claimed_at, finish_parcels.at, e.result
-          from ended as e
-         where not e.is_plain),
-    counted as (
+    for v_part in select p.class, p.ids_found from cascade_internal.parts_of_claim(v_id, (finish_parcels.claim).claim_id, finish_parcels.ids) as p loop
+        with gone as (
+            delete from cascade_internal.work_waiting as w
+             where w.class = v_part.class
+               and w.ctid = any (array(
+                select r.ctid
+                  from unnest(v_part.ids_found) as i(id)
+                 cross join lateral (
+                    select x.ctid from cascade_internal.work_waiting as x
+                     where x.subscription_id = v_id and x.class = v_part.class and x.id = i.id
+                    offset 0) as r))
+            returning w.id, w.attempt, w.available_at)
+        select array_agg(g.id) as ids, array_agg(g.attempt) as attempts, min(g.available_at) as oldest into v_gone from gone as g;
+        v_done := v_done || v_gone.ids;
+        v_again := v_again || v_gone.attempts;
+        v_oldest := least(v_oldest, v_gone.oldest);
+    end loop;
+    if v_done = '{}' then
+        return v_done;
+    end if;
+    v_plain := v_done;
+    if finish_parcels.results is not null or 0 < any (v_again) then
+        with noted as (
+            insert into cascade_internal.work_history (subscription_id, id, attempt, outcome, worker, claimed_at, ended_at, result)
+            select v_id, d.id, d.attempt + 1, 'done', (finish_parcels.claim).worker, (finish_parcels.claim).claimed_at, finish_parcels.at, r.result
+              from unnest(v_done, v_again) as d(id, attempt)
+              left join unnest(finish_parcels.ids, finish_parcels.results) as r(id, result) on r.id = d.id
+             where d.attempt > 0 or r.result is not null
+            returning id)
+        select array(select unnest(v_done) except select n.id from noted as n) into v_plain;
+    end if;
+    if v_plain <> '{}' then
+        v_plain := array(select i from unnest(v_plain) as i order by i);
         insert into cascade_internal.work_chunk (subscription_id, no, state, slot, from_tick, to_tick, txid_from, txid_to, cut_at, events,
                                                  first_id, last_id, ids, "open", worker, claimed_at, done_at)
-        select v_id, -nextval('cascade_internal.work_parcel_no'), 'd', 0, 0, 0, 0, 0, x.cut_at, x.events, x.ids[1], x.ids[x.events], x.ids, '{}',
-               (finish_parcels.claim).worker, (finish_parcels.claim).claimed_at, finish_parcels.at
-          from (select min(e.available_at) as cut_at, count(*) as events, array_agg(e.id order by e.id) as ids
-                  from ended as e
-                 where e.is_plain) as x
-         where x.events > 0)
-    select coalesce(array_agg(e.id), '{}') into v_done from ended as e;
-    if v_done <> '{}' then
-        perform cascade_internal.drop_from_parcels((finish_parcels.claim).claim_id, finish_parcels.ids);
+        values (v_id, -nextval('cascade_internal.work_parcel_no'), 'd', 0, 0, 0, 0, 0, v_oldest, cardinality(v_plain), v_plain[1],
+                v_plain[cardinality(v_plain)], v_plain, '{}', (finish_parcels.claim).worker, (finish_parcels.claim).claimed_at, finish_parcels.at);
     end if;
+    perform cascade_internal.drop_from_parcels((finish_parcels.claim).claim_id, finish_parcels.ids);
     return v_done;
 end
 $$;
@@ -143,28 +171,18 @@ comment on function cascade_internal.finish_parcels(cascade_internal.work_consum
 create or replace function cascade_internal.unpack_parcels(work cascade_internal.work_consumer, claim_id bigint, ids bigint[])
 returns void
 language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
-    v_id constant integer := (unpack_parcels.work).subscription_id;
+    v_id  constant integer := (unpack_parcels.work).subscription_id;
+    v_ids constant bigint[] := array(
+        select unnest(p.ids_found) from cascade_internal.parts_of_claim(v_id, unpack_parcels.claim_id, unpack_parcels.ids) as p);
 begin
-    with gone as (
-        delete from cascade_internal.work_waiting as w
-         using cascade_internal.work_parcel as p
-         cross join lateral unnest(p.ids, p.classes) as x(id, class)
-         where p.claim_id = unpack_parcels.claim_id
-           and p.subscription_id = v_id
-           and (unpack_parcels.ids is null or x.id = any (unpack_parcels.ids))
-           and w.subscription_id = v_id and w.id = x.id and w.class = x.class
-        returning w.*)
-    insert into cascade_internal.work_active (subscription_id, id, "time", type, key, payload, headers, origin, origin_id, attempt,
-                                              class, expires_at, available_at, claim_id, org)
-    select g.subscription_id, g.id, g."time", g.type, g.key, g.payload, g.headers, g.origin, g.origin_id, g.attempt + 1, g.class,
-           g.expires_at, g.available_at, unpack_parcels.claim_id, g.org
-      from gone as g;
-    if found then
-        perform cascade_internal.drop_from_parcels(unpack_parcels.claim_id, unpack_parcels.ids);
+    if v_ids = '{}' then
+        return;
     end if;
+    perform cascade_internal.move_ids(unpack_parcels.work, v_ids, unpack_parcels.claim_id);
+    perform cascade_internal.drop_from_parcels(unpack_parcels.claim_id, unpack_parcels.ids);
 end
 $$;
 comment on function cascade_internal.unpack_parcels(cascade_internal.work_consumer, bigint, bigint[]) is 'Gives messages of a claim''s parcels rows in work_active.';
@@ -172,8 +190,7 @@ comment on function cascade_internal.unpack_parcels(cascade_internal.work_consum
 -- Takes messages out of a claim's parcels, all without ids; an empty one goes.
 create or replace function cascade_internal.drop_from_parcels(claim_id bigint, ids bigint[])
 returns void
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
     delete from cascade_internal.work_parcel as p
@@ -230,21 +247,16 @@ end
 $$;
 comment on function cascade_internal.is_in_parcel(integer, bigint, boolean) is 'Whether a waiting message is drawn or in hand.';
 
--- Moves messages whose rows the caller has locked to work_active, but those that were drawn by somebody else just before.
-create or replace function cascade_internal.move_ids(
-    work cascade_internal.work_consumer, ids bigint[], classes smallint[], claim_id bigint)
+-- Moves waiting messages to work_active, under a claim.
+create or replace function cascade_internal.move_ids(work cascade_internal.work_consumer, ids bigint[], claim_id bigint)
 returns void
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
-declare
-    v_id constant integer := (move_ids.work).subscription_id;
 begin
     with gone as (
         delete from cascade_internal.work_waiting as w
-         using unnest(move_ids.ids, move_ids.classes) as x(id, class)
-         where w.subscription_id = v_id and w.id = x.id and w.class = x.class
-           and x.id not in (select unnest(p.ids) from cascade_internal.work_parcel as p where p.subscription_id = v_id)
+         using unnest(move_ids.ids) as i(id)
+         where w.subscription_id = (move_ids.work).subscription_id and w.id = i.id
         returning w.*)
     insert into cascade_internal.work_active (subscription_id, id, "time", type, key, payload, headers, origin, origin_id, attempt,
                                               class, expires_at, available_at, claim_id, org)
@@ -253,4 +265,4 @@ begin
       from gone as g;
 end
 $$;
-comment on function cascade_internal.move_ids(cascade_internal.work_consumer, bigint[], smallint[], bigint) is 'Moves locked messages to the active ones.';
+comment on function cascade_internal.move_ids(cascade_internal.work_consumer, bigint[], bigint) is 'Moves waiting messages to the active ones.';

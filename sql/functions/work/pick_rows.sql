@@ -8,7 +8,7 @@ create or replace function cascade_internal.pick_rows(
     work cascade_internal.work_consumer, count integer, claim_id bigint, at timestamptz, in_caller boolean)
 returns setof cascade_internal.work_active
 language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_id   constant integer := (pick_rows.work).subscription_id;
@@ -29,6 +29,10 @@ begin
             if v_left > 0 then
                 perform cascade_internal.draw_fairly(pick_rows.work, v_left, pick_rows.claim_id, pick_rows.at, false);
             end if;
+        elsif v_left = 0 and not pick_rows.in_caller and (pick_rows.work).max_active is not null
+              and cascade_internal.is_nearly_drawn_out(v_id) and cascade_internal.may_draw(v_id, false) then
+            -- Before the next ones find nothing, and have to wait for each other.
+            perform cascade_internal.draw_fairly(pick_rows.work, pick_rows.count, null, pick_rows.at, false);
         end if;
     end if;
     return query select r.* from cascade_internal.read_parcels(pick_rows.work, pick_rows.claim_id, pick_rows.at) as r;
@@ -44,6 +48,20 @@ $$;
 comment on function cascade_internal.pick_rows(cascade_internal.work_consumer, integer, bigint, timestamptz, boolean)
     is 'Hands out messages that have rows.';
 
+-- Whether hardly anything is left of what was drawn.
+create or replace function cascade_internal.is_nearly_drawn_out(subscription_id integer)
+returns boolean
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform from cascade_internal.work_parcel as p
+      where p.subscription_id = is_nearly_drawn_out.subscription_id and p.claim_id is null
+      order by p.no offset 3 limit 1;
+    return not found;
+end
+$$;
+comment on function cascade_internal.is_nearly_drawn_out(integer) is 'Whether hardly anything is left of what was drawn.';
+
 -- Whether a consumer has messages with rows that may be handed out, or could be soon; cheap.  It begins with the newest: where the oldest
 -- were, a vacuum may be due.
 create or replace function cascade_internal.has_rows(subscription_id integer)
@@ -51,9 +69,11 @@ returns boolean
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
-    return exists (select from cascade_internal.work_parcel as p where p.subscription_id = has_rows.subscription_id and p.claim_id is null)
-        or (select w.id from cascade_internal.work_waiting as w
-             where w.subscription_id = has_rows.subscription_id order by w.id desc limit 1) is not null
+    if exists (select from cascade_internal.work_parcel as p where p.subscription_id = has_rows.subscription_id and p.claim_id is null) then
+        return true;
+    end if;
+    perform from cascade_internal.work_waiting as w where w.subscription_id = has_rows.subscription_id order by w.id desc limit 1;
+    return found
         or exists (select from cascade_internal.work_held as h where h.subscription_id = has_rows.subscription_id and h.waits = 0
                       and h.due <= clock_timestamp())
         or exists (select from cascade_internal.work_blocker as b where b.state = 'r');
@@ -64,8 +84,7 @@ comment on function cascade_internal.has_rows(integer) is 'Whether a consumer ma
 -- Messages that are due now become waiting ones, up to so many; returns how many.
 create or replace function cascade_internal.bring_due(work cascade_internal.work_consumer, at timestamptz, most integer)
 returns bigint
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_id    constant integer := (bring_due.work).subscription_id;
@@ -122,8 +141,7 @@ comment on function cascade_internal.may_draw(integer, boolean) is 'Whether this
 create or replace function cascade_internal.move_waiting(
     work cascade_internal.work_consumer, class smallint, org bigint, most integer, claim_id bigint, at timestamptz)
 returns integer
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_id      constant integer := (move_waiting.work).subscription_id;
