@@ -34,7 +34,8 @@ comment on column cascade_internal.work_count.unreadable is 'Events that a selec
 comment on column cascade_internal.work_count.misoptioned is 'Events whose options make no sense: they are delivered without.';
 
 -- A chunk of the log, about a hundred events.  It is handed out once: what its holder gives back becomes rows.  Numbers
--- leave room for the pieces of a chunk that is split.
+-- leave room for the pieces of a chunk that is split.  There is no index on what changes, and room on the page for the two
+-- changes of a chunk's life, so neither costs more than itself; two registers say where to look.
 --
 --     free ──> held ──> done
 --       └────────────────^ consumed at once, or all of it taken
@@ -64,8 +65,7 @@ create table if not exists cascade_internal.work_chunk (
     constraint work_chunk_state_check check (state in ('f', 'h', 'd')
         and (state = 'd') = (done_at is not null) and (state = 'h') <= (claim_id is not null)),
     constraint work_chunk_ids_check check (ids is not null or last_id - first_id + 1 = events)
-);
-create index if not exists work_chunk_free_idx on cascade_internal.work_chunk (subscription_id, no) where state = 'f';
+) with (fillfactor = 30);
 comment on table cascade_internal.work_chunk is 'Plain messages, by the hundred: where they lie in the log.';
 comment on column cascade_internal.work_chunk.slot is 'The partition that holds the events.';
 comment on column cascade_internal.work_chunk.from_tick is 'Where the consumer stood when it was cut: until the chunk is done, the log keeps what comes after.';
@@ -79,6 +79,7 @@ create table if not exists cascade_internal.work_claim (
     claim_id        bigint not null,
     subscription_id integer not null,
     worker          text,
+    role_name       name not null,
     pid             integer not null,
     claimed_at      timestamptz not null,
     seen_at         timestamptz not null,
@@ -89,6 +90,7 @@ create table if not exists cascade_internal.work_claim (
 );
 create index if not exists work_claim_subscription_idx on cascade_internal.work_claim (subscription_id);
 comment on table cascade_internal.work_claim is 'Claims that are good, and until when.';
+comment on column cascade_internal.work_claim.role_name is 'Who claimed, and need not be asked again whether it may.';
 comment on column cascade_internal.work_claim.pid is 'The session that claimed, or extended it last: if it ends, the claim does.';
 comment on column cascade_internal.work_claim.seen_at is 'When that session was alive: one of the same number that began later is another one.';
 create sequence if not exists cascade_internal.work_claim_id;

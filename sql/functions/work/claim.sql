@@ -42,10 +42,11 @@ begin
     v_log := v_found.log;
     v_work := v_found.work;
     v_id := v_work.subscription_id;
-    v_from := cascade_internal.work_register('hint', v_id);
+    v_from := pg_sequence_last_value(('cascade_internal.work_hint_' || v_id)::regclass);
     v_hint := v_from;
     if hand_out.lease is not null then
-        v_claim := cascade_internal.new_claim_id();
+        -- Never used twice, not even when a crash takes back what the sequence had given.
+        v_claim := nextval('cascade_internal.work_claim_id') % 8000000000000 * 1048576 + floor(random() * 1048576)::bigint;
     end if;
     for v_look in 1 .. 2 loop
         if cascade_internal.has_rows(v_id) then
@@ -104,8 +105,8 @@ begin
         perform cascade_internal.mend_registers(v_id);
     end if;
     if v_claim is not null then
-        insert into cascade_internal.work_claim (claim_id, subscription_id, worker, pid, claimed_at, seen_at, until, chunks, has_rows)
-        values (v_claim, v_id, v_worker, pg_backend_pid(), v_now, v_now, v_now + hand_out.lease, v_chunks, v_rows > 0);
+        insert into cascade_internal.work_claim (claim_id, subscription_id, worker, role_name, pid, claimed_at, seen_at, until, chunks, has_rows)
+        values (v_claim, v_id, v_worker, hand_out.caller, pg_backend_pid(), v_now, v_now, v_now + hand_out.lease, v_chunks, v_rows > 0);
     end if;
 end
 $$;
@@ -324,9 +325,10 @@ begin
         perform set_config('lock_timeout', v_timeout, true);
         return true;
     end if;
+    perform cascade_internal.mend_registers(v_id);
     return v_moved > 0 or exists (
         select from cascade_internal.work_chunk as c
-         where c.subscription_id = v_id and c.state = 'f' and c.no >= cascade_internal.work_register('low', v_id));
+         where c.subscription_id = v_id and c.state = 'f' and c.no >= cascade_internal.work_register('hint', v_id));
 end
 $$;
 comment on function cascade_internal.replenish(cascade_internal.queue, cascade_internal.work_consumer) is 'Does what a daemon would have done for a consumer that finds nothing.';

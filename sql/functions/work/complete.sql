@@ -9,6 +9,7 @@ as $$
 declare
     v_found record;
 begin
+    perform cascade_internal.check_read_committed('work mode');
     v_found := cascade_internal.find_claim(complete.claim_id, complete.caller);
     return cascade_internal.finish_messages(v_found.work, v_found.claim, complete.ids, complete.results);
 end

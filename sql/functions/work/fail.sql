@@ -13,6 +13,7 @@ begin
     if fail.retry_in is not null and fail.retry_in not between interval '0' and interval '100 years' then
         raise exception 'retry_in is negative or more than 100 years' using errcode = 'QC003', hint = 'For example interval ''1 minute''.';
     end if;
+    perform cascade_internal.check_read_committed('work mode');
     v_found := cascade_internal.find_claim(fail.claim_id, fail.caller);
     perform cascade_internal.make_rows(v_found.log, v_found.work, v_found.claim, array[fail.id]);
     select a.attempt into strict v_attempt
@@ -67,6 +68,7 @@ as $$
 declare
     v_found record;
 begin
+    perform cascade_internal.check_read_committed('work mode');
     v_found := cascade_internal.find_claim(bury.claim_id, bury.caller);
     perform cascade_internal.make_rows(v_found.log, v_found.work, v_found.claim, array[bury.id]);
     perform cascade_internal.note_ends(v_found.claim, array[bury.id], 'buried', bury.error);
@@ -95,6 +97,7 @@ declare
     v_found record;
     v_ids   bigint[];
 begin
+    perform cascade_internal.check_read_committed('work mode');
     v_found := cascade_internal.find_claim(release.claim_id, release.caller);
     v_ids := cascade_internal.make_rows(v_found.log, v_found.work, v_found.claim, release.ids);
     perform cascade_internal.give_back(v_found.work, v_ids, clock_timestamp(), -1, null);
@@ -125,6 +128,7 @@ begin
     if extend.lease is null or extend.lease not between interval '1 ms' and interval '1 year' then
         raise exception 'the lease must be positive, and a year at most' using errcode = 'QC003', hint = 'For example interval ''30 s''.';
     end if;
+    perform cascade_internal.check_read_committed('work mode');
     v_found := cascade_internal.find_claim(extend.claim_id, extend.caller);
     update cascade_internal.work_claim as c
        set until = clock_timestamp() + extend.lease, pid = pg_backend_pid(), seen_at = clock_timestamp()

@@ -45,7 +45,6 @@ create or replace function cascade_internal.find_claim(
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
-    perform cascade_internal.check_read_committed('work mode');
     select c.* into find_claim.claim
       from cascade_internal.work_claim as c
      where c.claim_id = find_claim.claim_id
@@ -59,7 +58,7 @@ begin
       from cascade_internal.subscription as s where s.subscription_id = (find_claim.claim).subscription_id;
     select q.* into find_claim.log from cascade_internal.queue as q where q.queue_id = (find_claim.work).queue_id;
     -- Whose claim it is, is nobody else's business: it is simply not theirs.
-    if not coalesce(cascade_internal.may_consume((find_claim.log).queue_id, find_claim.consumer, find_claim.caller), false) then
+    if (find_claim.claim).role_name <> find_claim.caller and not coalesce(cascade_internal.may_consume((find_claim.log).queue_id, find_claim.consumer, find_claim.caller), false) then
         perform cascade_internal.raise_claim_lost(find_claim.claim_id);
     end if;
 end
@@ -83,17 +82,6 @@ begin
 end
 $$;
 comment on function cascade_internal.raise_claim_lost(bigint, bigint) is 'Raises QC217.';
-
--- Claim ids are never used twice, not even when a crash takes back what a sequence had given.
-create or replace function cascade_internal.new_claim_id()
-returns bigint
-language plpgsql volatile set search_path = pg_catalog, pg_temp
-as $$
-begin
-    return nextval('cascade_internal.work_claim_id') % 8000000000000 * 1048576 + floor(random() * 1048576)::bigint;
-end
-$$;
-comment on function cascade_internal.new_claim_id() is 'An id for a claim.';
 
 -- Two registers serve each consumer, as hints that no snapshot and no held transaction slows down: work_hint_<id>, below
 -- which hardly any chunk is free, and work_low_<id>, below which every chunk is done.

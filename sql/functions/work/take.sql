@@ -17,10 +17,9 @@ begin
     end if;
     for v_work in select w.* from cascade_internal.work_handles(v_log, take.caller) as w loop
         perform cascade_internal.bring_message(v_log, v_work, take.id);
-        loop
-            exit when cascade_internal.seize(v_log, v_work, array[take.id], 'waiting') <> '{}';
-            exit when not exists (select from cascade_internal.work_claim as c
-                                   where c.subscription_id = v_work.subscription_id and cascade_internal.claim_holds(c, array[take.id]));
+        while cascade_internal.seize(v_log, v_work, array[take.id], 'waiting') = '{}' loop
+            -- Between two looks it may have changed hands: it is gone only if it is nowhere at one moment.
+            exit when not cascade_internal.is_unfinished(v_work.subscription_id, take.id);
             if clock_timestamp() >= v_until then
                 raise exception 'message % of queue "%" is being worked on', take.id, take.queue
                     using errcode = 'QC219', hint = 'Wait longer, or give it back: cascade.release_message().';
@@ -60,13 +59,16 @@ begin
     perform cascade_internal.check_read_committed('work mode');
     for v_work in select w.* from cascade_internal.work_handles(v_log, cancel.caller) as w loop
         perform cascade_internal.bring_message(v_log, v_work, cancel.id);
-        if cascade_internal.seize(v_log, v_work, array[cancel.id], 'waiting') <> '{}' then
-            v_any := true;
-            perform cascade_internal.end_seized(v_work, 'cancelled');
-        elsif exists (select from cascade_internal.work_claim as c
-                       where c.subscription_id = v_work.subscription_id and cascade_internal.claim_holds(c, array[cancel.id])) then
-            raise exception 'held' using errcode = 'QC219';
-        end if;
+        while cascade_internal.seize(v_log, v_work, array[cancel.id], 'waiting') = '{}' loop
+            exit when not cascade_internal.is_unfinished(v_work.subscription_id, cancel.id);
+            if exists (select from cascade_internal.work_claim as c
+                        where c.subscription_id = v_work.subscription_id and cascade_internal.claim_holds(c, array[cancel.id])) then
+                raise exception 'held' using errcode = 'QC219';
+            end if;
+        end loop;
+        v_any := v_any or exists (select from cascade_internal.work_active as a
+                                   where a.subscription_id = v_work.subscription_id and a.claim_id = -1);
+        perform cascade_internal.end_seized(v_work, 'cancelled');
     end loop;
     return v_any;
 exception when sqlstate 'QC219' then
@@ -82,6 +84,29 @@ begin atomic
     select cascade_internal.cancel(cancel.queue, cancel.id, current_user);
 end;
 comment on function cascade.cancel(text, bigint) is 'Removes a message that nobody has begun with.';
+
+-- Whether a message waits or is worked on; one statement, so that it is seen on its way from one place to another.
+create or replace function cascade_internal.is_unfinished(subscription_id integer, id bigint)
+returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set jit = off
+as $$
+declare
+    v_low constant bigint := cascade_internal.work_register('low', is_unfinished.subscription_id);
+begin
+    return (select exists (select from cascade_internal.work_waiting as w
+                            where w.subscription_id = is_unfinished.subscription_id and w.id = is_unfinished.id)
+                or exists (select from cascade_internal.work_held as h
+                            where h.subscription_id = is_unfinished.subscription_id and h.id = is_unfinished.id)
+                or exists (select from cascade_internal.work_active as a
+                            where a.subscription_id = is_unfinished.subscription_id and a.id = is_unfinished.id)
+                or exists (select from cascade_internal.work_chunk as c
+                            where c.subscription_id = is_unfinished.subscription_id and c.no >= v_low and c.state <> 'd'
+                              and is_unfinished.id between c.first_id and c.last_id
+                              and is_unfinished.id = any (coalesce(c."open", c.ids, array[is_unfinished.id]))));
+end
+$$;
+comment on function cascade_internal.is_unfinished(integer, bigint) is 'Whether a message waits or is worked on.';
 
 -- The consumers in work mode of a queue, to a caller who may act as all of them.
 create or replace function cascade_internal.work_handles(log cascade_internal.queue, caller name)
