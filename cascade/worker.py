@@ -33,7 +33,7 @@ from cascade import work
 from cascade.batch import CHANNEL, worker_name
 from cascade.client import Queue
 from cascade.codec import Codec, JsonCodec
-from cascade.db import PREPARE_THRESHOLD, AsyncConnection, Notifications, connect, raw_json, translate, translated
+from cascade.db import PREPARE_THRESHOLD, AsyncConnection, Notifications, connect, raw_json, translated
 from cascade.errors import CascadeError, ConfigError, ConflictError, PayloadError, TransientError
 from cascade.hand import Claim, Failure, Hand
 from cascade.handlers import Bound, Handlers
@@ -299,9 +299,10 @@ class Worker:
 
     async def _claim(self, conn: AsyncConnection, query: LiteralString, *arguments: object) -> None:
         self._looked_at = time.monotonic()
-        async with conn.cursor(binary=True) as cur:
-            raw_json(cur.adapters)
-            rows = await (await cur.execute(query, arguments)).fetchall()
+        with translated():
+            async with conn.cursor(binary=True) as cur:
+                raw_json(cur.adapters)
+                rows = await (await cur.execute(query, arguments)).fetchall()
         self._may_have = bool(rows)
         if rows:
             decode = self.codec.decode
@@ -313,75 +314,111 @@ class Worker:
     async def _tell_done(self, conn: AsyncConnection, claim: Claim) -> None:
         """Tell what is completed of a claim; if that ends it, claim as well."""
         count, (ids, found), is_over = len(claim.done), claim.report(), claim.is_over
-        with self._losing(claim):
+        told = results(found) if found else None
+        try:
             if not count:
                 pass  # Every message of it was settled otherwise.
             elif is_over and (room := self._room()):
-                # Dropped before the reply comes: the messages that come with it belong to another claim.
-                found_text = results(found) if found else None
-                await self._claim(conn, work.COMPLETE_AND_CLAIM, claim.id, ids, found_text, room, self.lease)
+                await self._claim(conn, work.COMPLETE_AND_CLAIM, claim.id, ids, told, room, self.lease)
             else:
-                await conn.execute(work.COMPLETE, (claim.id, ids, results(found) if found else None))
-            claim.told(count)
+                await _execute(conn, work.COMPLETE, claim.id, ids, told)
             self.completed += count
-            if is_over:
-                self._hand.drop(claim)
+        except ConflictError as error:
+            if not await self._is_ours(conn, claim, error):
+                return
+            for message, result in zip(claim.done[:count], told or [None] * count, strict=True):
+                if await self._try(conn, work.COMPLETE, claim.id, [message], result and [result]):
+                    self.completed += 1
+        claim.told(count)
+        if is_over:
+            self._hand.drop(claim)
 
     async def _tell_failure(self, conn: AsyncConnection, failure: Failure) -> None:
         delivery, claim = failure.delivery, self._hand.get(failure.delivery)
-        if claim is None:
-            self._hand.failures.pop(0)
-            return
+        assert claim is not None, "what failed is forgotten with its claim"
         due: datetime | None = None
-        with self._losing(claim):
+        try:
             if failure.is_hopeless:
-                await conn.execute(work.BURY, (claim.id, delivery.id, failure.error))
+                await _execute(conn, work.BURY, claim.id, delivery.id, failure.error)
             else:
-                pause = None if failure.retry_in_s is None else timedelta(seconds=failure.retry_in_s)
-                cur = await conn.execute(work.FAIL, (claim.id, delivery.id, failure.error, pause))
-                row = await cur.fetchone()
-                assert row is not None
-                due = cast("datetime | None", row[0])
-                if due is not None:
-                    wait_s = max((due - datetime.now(UTC)).total_seconds(), 0.0)
-                    self._due_at = min(self._due_at, time.monotonic() + wait_s)
-            self._hand.settle(delivery)
+                due = await self._fail(conn, claim, failure)
+        except ConflictError as error:
+            if not await self._is_ours(conn, claim, error):
+                return
+            self.lost += 1
+        else:
             self.failed += 1
             self._log_failure(failure, due)
             if due is None and self.handlers.find_dead(delivery.type) is not None:
                 delivery.error = failure.error
                 self._waiting.append(delivery)
                 self._wake(1)
-        self._hand.failures.pop(0)
+        self._hand.settle(delivery)
+        self._hand.failures.remove(failure)
+
+    async def _fail(self, conn: AsyncConnection, claim: Claim, failure: Failure) -> datetime | None:
+        """Tell that an attempt failed, and return when the next one is due; None when there is none."""
+        pause = None if failure.retry_in_s is None else timedelta(seconds=failure.retry_in_s)
+        [due] = await _execute(conn, work.FAIL, claim.id, failure.delivery.id, failure.error, pause)
+        if not isinstance(due, datetime):
+            return None
+        wait_s = max((due - datetime.now(UTC)).total_seconds(), 0.0)
+        self._due_at = min(self._due_at, time.monotonic() + wait_s)
+        return due
 
     async def _tell_returned(self, conn: AsyncConnection) -> None:
         """Give messages back, claim by claim; their attempts do not count."""
+        claim_id = self._returned[0].claim_id
         claim = self._hand.get(self._returned[0])
-        some = [delivery for delivery in self._returned if delivery.claim_id == self._returned[0].claim_id]
+        some = [delivery for delivery in self._returned if delivery.claim_id == claim_id]
         if claim is not None:
-            with self._losing(claim):
-                await conn.execute(work.RELEASE, (claim.id, [delivery.id for delivery in some]))
+            try:
+                await _execute(conn, work.RELEASE, claim.id, [delivery.id for delivery in some])
+            except ConflictError as error:
+                if not await self._is_ours(conn, claim, error):
+                    return
                 for delivery in some:
-                    self._hand.settle(delivery)
-        self._returned = [delivery for delivery in self._returned if delivery not in some]
+                    await self._try(conn, work.RELEASE, claim.id, [delivery.id])
+            for delivery in some:
+                self._hand.settle(delivery)
+        self._returned = [delivery for delivery in self._returned if delivery.claim_id != claim_id]
+
+    async def _try(self, conn: AsyncConnection, query: LiteralString, *arguments: object) -> bool:
+        """Say something about one message; False when it was taken from the claim meanwhile."""
+        try:
+            await _execute(conn, query, *arguments)
+        except ConflictError as error:
+            log.warning("queue %s: %s", self.queue, error, extra=self._facts())
+            self.lost += 1
+            return False
+        return True
 
     async def _renew(self, conn: AsyncConnection, claim: Claim) -> None:
-        with self._losing(claim):
-            await conn.execute(work.EXTEND, (claim.id, self.lease))
+        try:
+            await _execute(conn, work.EXTEND, claim.id, self.lease)
             claim.renewed_at = time.monotonic()
+        except ConflictError as error:
+            self._lose(claim, error)
 
-    def _losing(self, claim: Claim) -> _Losing:
-        return _Losing(self, claim)
+    async def _is_ours(self, conn: AsyncConnection, claim: Claim, error: ConflictError) -> bool:
+        """After a refusal: whether only a message was taken from a claim; one that is over is forgotten."""
+        try:
+            await _execute(conn, work.EXTEND, claim.id, self.lease)
+        except ConflictError:
+            self._lose(claim, error)
+            return False
+        return True
 
-    def lose(self, claim: Claim, error: ConflictError) -> None:
+    def _lose(self, claim: Claim, error: ConflictError) -> None:
         """Forget a claim that was given up: others have its messages, or will."""
         log.warning("queue %s: claim %s: %s", self.queue, claim.id, error, extra=self._facts())
         self._hand.drop(claim)
         self.lost += claim.open + len(claim.done)
         self._waiting = deque(d for d in self._waiting if d.claim_id != claim.id or d.error is not None)
+        self._returned = [delivery for delivery in self._returned if delivery.claim_id != claim.id]
         self._hand.failures = [f for f in self._hand.failures if f.delivery.claim_id != claim.id]
         for delivery, task in list(self._running.items()):
-            if delivery.claim_id == claim.id:
+            if delivery.claim_id == claim.id and delivery.error is None:
                 self._abandoned.add(delivery)
                 task.cancel()
 
@@ -462,6 +499,7 @@ class Worker:
 
     async def _close(self) -> None:
         """Leave: tell what is done, give back the rest, within a deadline."""
+        self._stopping = True
         try:
             async with asyncio.timeout(CLOSE_WITHIN_S):
                 if self._hand and self._conn is not None and not self._conn.closed:
@@ -481,11 +519,9 @@ class Worker:
         for claim in self._hand:
             with suppress(ConflictError):
                 if claim.done:
-                    ids, found = claim.report()
-                    await conn.execute(work.COMPLETE, (claim.id, ids, results(found) if found else None))
-                    self.completed += len(claim.done)
+                    await self._tell_done(conn, claim)
                 if claim.open:
-                    await conn.execute(work.RELEASE, (claim.id, None))
+                    await _execute(conn, work.RELEASE, claim.id, None)
 
     # Handling
 
@@ -524,14 +560,14 @@ class Worker:
             if task.cancelling():
                 self._returned.append(delivery)
                 raise
-            self._fail(delivery, RuntimeError("the handler was cancelled by itself"))
+            self._note_failure(delivery, RuntimeError("the handler was cancelled by itself"))
         except _Overtime as error:
-            self._fail(delivery, error)
+            self._note_failure(delivery, error)
             self._nudge()
             # Its place is taken for as long as the thread runs.
             await asyncio.wait((error.future,))
         except (Exception, SystemExit) as error:
-            self._fail(delivery, error)
+            self._note_failure(delivery, error)
         else:
             now = time.monotonic()
             self._attempt_s += 0.2 * (now - began - self._attempt_s)
@@ -599,7 +635,10 @@ class Worker:
             self._running.pop(delivery, None)
         self._nudge()
 
-    def _fail(self, delivery: Delivery[Any], error: BaseException) -> None:
+    def _note_failure(self, delivery: Delivery[Any], error: BaseException) -> None:
+        if self._hand.get(delivery) is None:
+            self._log_late(delivery)
+            return
         after = error.after if isinstance(error, Retry) else None
         self._hand.failures.append(
             Failure(
@@ -633,22 +672,12 @@ class Worker:
                     delivery.id, extra=self._facts(delivery))  # fmt: skip
 
 
-class _Losing:
-    """Around a statement about a claim: if the claim was given up, the worker forgets it."""
-
-    def __init__(self, worker: Worker, claim: Claim) -> None:
-        self._worker, self._claim = worker, claim
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if isinstance(error, psycopg.Error):
-            error = translate(error)
-        if not isinstance(error, ConflictError):
-            return False
-        self._worker.lose(self._claim, error)
-        return True
+async def _execute(conn: AsyncConnection, query: LiteralString, *arguments: object) -> tuple[object, ...]:
+    """Run a statement that returns one row."""
+    with translated():
+        row = await (await conn.execute(query, arguments)).fetchone()
+    assert row is not None
+    return row
 
 
 def describe(error: BaseException) -> str:

@@ -336,6 +336,30 @@ async def test_a_claim_that_was_given_up_does_not_count_and_its_handler_is_ended
     assert sorted(seen[2:]) == [("attempt 2", 0), ("attempt 2", 1)] and first.completed == 0
 
 
+@pytest.mark.parametrize("fate", ["result", "error"])
+async def test_one_message_that_is_taken_away_does_not_cost_the_others(db: Database, fate: str) -> None:
+    publish(db, 4)
+    begun, go = Counter[int](), asyncio.Event()
+
+    async def handle(number: int, delivery: cascade.Delivery[int]) -> int:
+        begun[number] += 1
+        await go.wait()
+        if number == 1 and delivery.attempt == 1 and begun[1] == 1 and fate == "error":
+            raise ValueError("whoever has it now is not told of this")
+        return number
+
+    work = worker(db, handle)
+    async with running(work):
+        await until(lambda: len(begun) == 4)
+        [taken] = db.rows("select id from cascade.work_messages('q', 'w', 'active', 100) order by id offset 1 limit 1")
+        assert db.value("select cascade.release_message('q', 'w', %s)", [taken[0]]) == 1
+        go.set()
+        await until(lambda: work.completed == 4)
+    assert begun == {0: 1, 1: 2, 2: 1, 3: 1} and (work.lost, work.failed) == (1, 0)
+    states = "select state, result from cascade.work_result('q', 'w', %s)"
+    assert [db.row(states, taken[0] + n) for n in range(-1, 3)] == [("done", n) for n in range(4)]
+
+
 async def test_a_worker_goes_on_when_its_connections_are_cut(db: Database) -> None:
     publish(db, 400)
     seen: Counter[int] = Counter()
