@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 #: The builder's own type, though all of ours are text.
 Settings = dict[str, bool | float | int | str | None]
 
+#: Off in Spark, for sources that push nothing; ours lets the database choose rows by type, key, time and tick.
+PUSHDOWN: Settings = {"spark.sql.python.filterPushdown.enabled": "true"}
+
 #: What a session has unless the caller, or the cluster's spark-defaults.conf, says otherwise.
 USUAL: Settings = {
     # Days and hours in reports are the same wherever a job runs.
@@ -28,12 +31,13 @@ USUAL: Settings = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Off in Spark, for sources that push nothing; ours lets the database choose rows by type, key, time and tick.
-    "spark.sql.python.filterPushdown.enabled": "true",
+    **PUSHDOWN,
     # A dsn may hold a password: plans and the event log do not show it.
     "spark.sql.redaction.options.regex": "(?i)url|dsn",
 }
 LOCAL: Settings = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 LOG4J = """
 rootLogger.level = {level}
@@ -57,7 +61,8 @@ def session(
     *,
     log: str | Path | None = None,
 ) -> SparkSession:
-    """Return a session with the data source `cascade`; one that is running is used as it is.
+    """Return a session with the data source `cascade`; one that is running is used as it is, but for
+    settings of `conf` that can still be made.
 
     `master` is any of Spark's; for a cluster this package is sent to the executors, which need the other packages
     of the extra.  `remote` is the address of a Spark Connect server, sc://host:port, and needs no Java here.  `conf`
@@ -70,14 +75,27 @@ def session(
         raise ConfigError("Spark is not installed", hint="pip install 'cascade-queue[spark]'.") from error
     if remote is not None:
         found = _connect(app, remote, dict(conf or {}))
+    elif (running := SparkSession.getActiveSession()) is not None:
+        found = running
+        for name, value in (PUSHDOWN | dict(conf or {})).items():
+            if found.conf.isModifiable(name):
+                found.conf.set(name, str(value))
     else:
-        is_local = master.startswith("local")
-        _prepare_environment(is_local=is_local, python=(conf or {}).get("spark.pyspark.python"))
-        settings = USUAL | (LOCAL if is_local else {}) | _logging(log) | dict(conf or {})
-        found = SparkSession.builder.appName(app).master(master).config(map=settings).getOrCreate()
-        if not is_local:
-            found.sparkContext.addPyFile(str(package()))
+        found = _start(app, master, dict(conf or {}), log)
     register(found)
+    return found
+
+
+def _start(app: str, master: str, conf: Settings, log: str | Path | None) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    is_local = master.startswith("local")
+    _prepare_environment(is_local=is_local, python=conf.get("spark.pyspark.python"))
+    settings = USUAL | (LOCAL if is_local else {}) | conf
+    settings[JAVA_OPTIONS] = f"{_logging(log)} {settings.get(JAVA_OPTIONS, '')}".strip()
+    found = SparkSession.builder.appName(app).master(master).config(map=settings).getOrCreate()
+    if not is_local:
+        found.sparkContext.addPyFile(str(package()))
     return found
 
 
@@ -124,17 +142,17 @@ def _shared() -> Settings:
     return {name: value for name, value in USUAL.items() if name.startswith("spark.sql.")}
 
 
-def _prepare_environment(*, is_local: bool, python: str | None) -> None:
+def _prepare_environment(*, is_local: bool, python: object) -> None:
     """Set what Spark reads from the environment when its JVM starts, unless it is set."""
     os.environ["JAVA_HOME"] = str(java.home())
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if python is not None:
         # Only spark-submit minds the setting.
-        os.environ["PYSPARK_PYTHON"] = python
-    python = os.environ.get("PYSPARK_PYTHON", "python3")
-    if not is_local and shutil.which(python) is None:
+        os.environ["PYSPARK_PYTHON"] = str(python)
+    chosen = os.environ.get("PYSPARK_PYTHON", "python3")
+    if not is_local and shutil.which(chosen) is None:
         raise ConfigError(
-            f"there is no {python} here, with which executors are to run",
+            f"there is no {chosen} here, with which executors are to run",
             hint="Spark plans reads on the driver with it, too: unpack spark.archives in the working directory.",
         )
     if is_local:
@@ -143,8 +161,8 @@ def _prepare_environment(*, is_local: bool, python: str | None) -> None:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
-def _logging(log: str | Path | None) -> Settings:
-    """Return the settings that keep Spark's log quiet, or in a file."""
+def _logging(log: str | Path | None) -> str:
+    """Return the Java option that keeps Spark's log quiet, or in a file."""
     folder = tempfile.TemporaryDirectory(prefix="cascade-")
     _KEPT.append(folder)
     path = Path(folder.name, "log4j2.properties")
@@ -153,4 +171,4 @@ def _logging(log: str | Path | None) -> Settings:
     else:
         text = LOG4J.format(level="warn", kind="File", target=f"appender.out.fileName = {Path(log).absolute()}")
     path.write_text(text)
-    return {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{path}"}
+    return f"-Dlog4j2.configurationFile=file:{path}"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.database import Database, eventually
+from tests.fixtures.spark import QUICK
 from tests.spark.conftest import fill
 
 #: What runs on the driver: it reads while a task dies, writes what it read, and says where its executors found Cascade.
@@ -22,12 +23,13 @@ import os, sys
 from pathlib import Path
 from cascade.spark import session
 
-master, dsn, archive, folder = sys.argv[1:]
+master, dsn, archive, folder, quick = sys.argv[1:]
 conf = {
     "spark.archives": archive + "#job", "spark.pyspark.python": "./job/bin/python", "spark.cores.max": "2",
     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.local.dir": folder,
     "spark.executor.memory": "512m", "spark.driver.memory": "512m",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.driver.extraJavaOptions": quick, "spark.executor.extraJavaOptions": quick,
 }
 spark = session(master=master, conf=conf)
 
@@ -104,6 +106,7 @@ def test_a_cluster_reads_and_writes_each_event_once(
         "PATH": "/usr/bin:/bin",
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": QUICK,
     }
     with ExitStack() as stack:
         log = tmp_path / "master.log"
@@ -117,7 +120,7 @@ def test_a_cluster_reads_and_writes_each_event_once(
         for log in logs:
             said(log, r"(Successfully registered with master)")
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, master, db.dsn, str(archive), str(tmp_path)],
+            [sys.executable, "-c", PROGRAM, master, db.dsn, str(archive), str(tmp_path), QUICK],
             cwd=directory, capture_output=True, text=True, timeout=250,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -28,8 +28,10 @@ def test_workers_run_this_python_on_loopback_and_quietly(spark: SparkSession) ->
     assert spark.conf.get("spark.driver.host") == "127.0.0.1"
     assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
     # What is asked for anew is the session that runs, with the settings that can still be made.
-    again = session(master="local[7]", conf={"spark.sql.shuffle.partitions": "2"})
+    again = session(master="local[7]", conf={"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "9g"})
     assert again is spark
+    assert spark.conf.get("spark.sql.session.timeZone") == "Asia/Kathmandu"
+    assert spark.conf.get("spark.driver.memory") == "1g"
     assert again.sparkContext.master == "local[2,3]"
 
 
