@@ -36,6 +36,7 @@ COMMANDS = {
     "plan": "Compare a topology file with the databases, and show what would be done.",
     "quarantine": "Events that a lost root, or another carrier, had and nobody else: look, republish, discard.",
     "queue": "Make queues, look at them, publish and read.",
+    "repair": "Repair branches whose log differs from their provider's, as `cascade spark reconcile` found it.",
     "resolve": "Keep one of two roots that were promoted at once.",
     "resurrect": "Bring a former root, or a carrier beyond a fork, back as a branch.",
     "set": "Queues that several databases carry.",

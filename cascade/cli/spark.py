@@ -11,6 +11,7 @@ COMMANDS = {
     "archive": ("spark_archive", "archive_command"),
     "audit": ("spark_audit", "audit_command"),
     "backfill": ("spark_backfill", "backfill_command"),
+    "reconcile": ("spark_reconcile", "reconcile_command"),
 }
 
 
@@ -39,6 +40,7 @@ def spark() -> None:
 
     \b
     cascade spark archive orders /backup/events -f orders.yaml
+    cascade spark reconcile --set orders -f orders.yaml
     cascade spark backfill orders --archive /backup/events --into orders_2026 -f orders.yaml
     cascade spark audit s -f shops.yaml
     """

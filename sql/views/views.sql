@@ -48,6 +48,10 @@ create or replace view cascade.journal as
 select j.* from cascade_internal.list_journal() as j;
 comment on view cascade.journal is 'Every step of an operation in this database: it explains, and drives nothing.';
 
+create or replace view cascade.repairs as
+select r.* from cascade_internal.list_repairs() as r;
+comment on view cascade.repairs is 'Repairs of this database''s copies; cascade.read_repair() reads the events they took out or put in.';
+
 create or replace view cascade.staged_jobs as
 select q.name as queue, s.name as job, s.begun_by, s.begun_at, s.published_at, s.events
   from cascade_internal.staging as s

@@ -245,8 +245,9 @@ FUNCTIONS: list[tuple[str, str, dict[str, str]]] = [
     ),
     (
         "Comparing copies",
-        "Operators and members of `cascade_node`. `cascade spark reconcile`, `cascade spark audit` and `cascade repair`"
-        " call these.",
+        "Operators and members of `cascade_node`; `repair_log` and `read_repair` only the owner of the schema and"
+        " members of `cascade_admin`. `cascade spark reconcile`, `cascade spark audit` and `cascade repair` call"
+        " these.",
         {
             "measure_log": "Returns what is so now.",
             "digest_spans": "Returns the same as long as the events are held.",
@@ -254,6 +255,8 @@ FUNCTIONS: list[tuple[str, str, dict[str, str]]] = [
             "digest_events": "Returns the same as long as the events are held.",
             "read_log": "Returns the same as long as the events are held.",
             "read_ticks": "Returns the same as long as the ticks are held.",
+            "repair_log": "With the same plan: changes nothing, and returns what the first call did.",
+            "read_repair": "Returns the same.",
             "merge_marks": "Returns the same as long as the range is held.",
         },
     ),
@@ -437,6 +440,21 @@ COLUMNS = {
         "last_id": "the highest id",
         "first_time": "when the oldest was published",
         "last_time": "when the newest was",
+    },
+    "repairs": {
+        "repair_id": "their order in this database",
+        "set": "the set",
+        "node": "this database's node",
+        "plan": "the plan that was applied",
+        "provider": "the node whose log it was made equal to",
+        "from_tick": "the repaired ticks come after this one",
+        "to_tick": "and go up to this one",
+        "removed": "events that were taken out",
+        "added": "events that were put in",
+        "ticks": "ticks that were taken out or replaced",
+        "consumers": "who had passed those ticks, and so does not see what was put in",
+        "by_role": "by whom",
+        "at": "when",
     },
     "work": {
         "queue": "the queue",

@@ -176,6 +176,8 @@ CALLS = {
     "digest_events": "cascade.digest_events('{q}', 1, 2)",
     "read_log": "cascade.read_log('{q}', 1, 2)",
     "read_ticks": "cascade.read_ticks('{q}', 1, 2)",
+    "repair_log": f"cascade.repair_log('{{q}}', 'mine', '{UID}', '[]', '{{{{}}}}')",
+    "read_repair": f"cascade.read_repair('{{q}}', '{UID}')",
     "begin_staging": "cascade.begin_staging('{q}')",
     "stage": "cascade.stage(cascade.begin_staging('{q}'), 0, 0, 0, '{{t}}', '{{k}}', '{{1}}', '{{null}}')",
     "publish_staging": "cascade.publish_staging(cascade.begin_staging('{q}'), '{{}}', '{{}}', '{{}}')",
