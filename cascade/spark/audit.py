@@ -230,7 +230,9 @@ def compare(
 
     both = combined.withColumn("in_sum", F.lit(1))
     for span in spans.values():
-        theirs = events_of(spark, span.dsn, span.part, span.read_from, span.read_to).where(F.col("tick") > span.low)
+        theirs = events_of(spark, span.dsn, span.part, span.read_from, span.read_to)
+        if span.read_from < span.low:
+            theirs = theirs.where(F.col("tick") > span.low)
         both = both.unionByName(
             theirs.select(
                 F.lit(span.part).alias("part"),
@@ -277,28 +279,25 @@ def judge(spark: SparkSession, pairs: DataFrame, spans: Mapping[str, Span]) -> D
     known = left_out(known, spans)
     # Within one transaction the order of ids is that of the part's ticks and ids; what was put back is elsewhere.
     is_pair = (F.col("in_part") > 0) & (F.col("in_sum") > 0) & F.col("declared").isNull()
-    place = F.when(is_pair, F.col("place"))
+    is_inside = (F.col("place.tick") > F.col("prev")) & (F.col("place.tick") <= F.col("upto"))
+    place = F.when(is_pair & is_inside, F.col("place"))
     before = F.max(place).over(
         Window.partitionBy("part", "txid").orderBy("at").rowsBetween(Window.unboundedPreceding, -1)
     )
     known = known.withColumn("turned", before > place)
-    is_there = F.col("upto").isNotNull()
+    is_marked = F.col("upto").isNotNull()
     verdict = (
         F.when(F.col("in_sum") == 0, F.when(F.col("skip"), "skipped").otherwise("missing"))
         .when(F.col("in_sum") > 1, "doubled")
         .when(
             F.col("in_part") == 0,
             F.when(F.col("declared") | F.col("off"), "lost")
-            .when(is_there & ((F.col("prev") < F.col("low")) | (F.col("upto") > F.col("high"))), "not_compared")
+            .when(is_marked & ((F.col("prev") < F.col("low")) | (F.col("upto") > F.col("high"))), "not_compared")
             .otherwise("extra"),
         )
         .when(F.col("said") != F.col("heard"), "changed")
         .when(F.col("declared"), "compared")
-        .when(F.col("turned"), "out_of_order")
-        .when(
-            is_there & ~((F.col("place.tick") > F.col("prev")) & (F.col("place.tick") <= F.col("upto"))),
-            "out_of_order",
-        )
+        .when(F.col("turned") | is_marked & ~is_inside, "out_of_order")
         .otherwise("compared")
     )
     return known.select(*KEY, verdict.alias("verdict"))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cascade.db import Connection, translated
-from cascade.errors import ArgumentError, ExpiredError
+from cascade.errors import ArgumentError, ConflictError, ExpiredError
 from cascade.names import TickId, queue_name
 from cascade.spark.archive import Archive, Place, Report, events_of, find_mark, names, next_mark, tick_of, time_of
 from cascade.spark.manifest import State
@@ -149,10 +149,14 @@ class Past:
 
         if plan.from_tick >= plan.seam or self.archive is None:
             return
-        frame = self.archive.read(plan.from_tick, plan.seam, state=self.state)
-        parts = -(-frame.count() // events)
-        cuts: list[int] = []
+        inside = [
+            file.events
+            for file in self.state.files.values()
+            if file.last_tick > plan.from_tick and file.first_tick <= plan.seam
+        ]
+        parts, cuts = -(-sum(inside) // events), list[int]()
         if parts > 1:
+            frame = self.archive.read(plan.from_tick, plan.seam, state=self.state)
             shares = [part / parts for part in range(1, parts)]
             cuts = frame.agg(F.percentile_approx("tick", shares, ACCURACY).alias("cuts")).collect()[0].cuts
         begin = plan.from_tick
@@ -207,6 +211,7 @@ def fill(
     with connected(dsn, "backfill") as conn, connected(into_dsn, "backfill") as target:
         plan = past.plan(conn, start, end, allow_gap=allow_gap)
         with hold(conn, queue, TickId(floor(conn, queue, max(plan.seam, held(conn, queue)[0])))):
+            alone(target, into, queue)
             before = published(target, into, queue)
             if start == "earliest" and before and before[-1][1] < plan.from_tick and not allow_gap:
                 raise ExpiredError(
@@ -216,8 +221,8 @@ def fill(
             events = jobs = 0
             for left in remaining(plan, before):
                 for piece in past.slices(conn, left, events_per_job):
-                    count = publish(past.frame(piece), piece, queue, into, into_dsn)
-                    events, jobs = events + count, jobs + (count > 0)
+                    publish(past.frame(piece), piece, queue, into, into_dsn)
+                    events, jobs = events + job_events(target, into, job_name(queue, piece)), jobs + 1
                     if report is not None:
                         report(events, None)
     return Backfilled(
@@ -232,19 +237,15 @@ def fill(
     )
 
 
-def publish(frame: DataFrame, piece: Plan, queue: str, into: str, dsn: str) -> int:
-    """Publish the events of a range as one job, and return how many they are."""
+def publish(frame: DataFrame, piece: Plan, queue: str, into: str, dsn: str) -> None:
+    """Publish the events of a range as one job, in the order of ticks and ids."""
     from pyspark.sql import functions as F
 
-    # Counted apart: what a job publishes is one transaction, and the same rows whenever they are read.
-    count = frame.count()
-    if count:
-        columns = [name for name in names() if name not in ("id", "txid", "tick", "origin", "origin_id")]
-        origin = F.coalesce("origin", F.lit(queue)).alias("origin")
-        ordered = frame.orderBy("tick", "id").select(*columns, origin, F.coalesce("origin_id", "id").alias("origin_id"))
-        options = {"dsn": dsn, "queue": into, "verbatim": "true", "job": job_name(queue, piece)}
-        ordered.write.format("cascade").options(**options).mode("append").save()
-    return count
+    columns = [name for name in names() if name not in ("id", "txid", "tick", "origin", "origin_id")]
+    origin = F.coalesce("origin", F.lit(queue)).alias("origin")
+    ordered = frame.orderBy("tick", "id").select(*columns, origin, F.coalesce("origin_id", "id").alias("origin_id"))
+    options = {"dsn": dsn, "queue": into, "verbatim": "true", "job": job_name(queue, piece)}
+    ordered.write.format("cascade").options(**options).mode("append").save()
 
 
 def job_name(queue: str, piece: Plan) -> str:
@@ -260,6 +261,28 @@ def published(conn: Connection, into: str, queue: str) -> list[tuple[int, int]]:
         ).fetchall()
     found = [match for row in rows if (match := JOB.fullmatch(str(row[0]))) and match[1] == queue]
     return sorted((int(match[2]), int(match[3])) for match in found)
+
+
+def job_events(conn: Connection, into: str, job: str) -> int:
+    """Return how many events a job has published; asked by the session that holds the lock, so it is still held."""
+    with translated():
+        row = conn.execute(
+            "select j.events from cascade.staged_jobs as j where j.queue = %s and j.job = %s", (into, job)
+        ).fetchone()
+    return 0 if row is None or row[0] is None else int(row[0])  # type: ignore[call-overload]
+
+
+def alone(conn: Connection, into: str, queue: str) -> None:
+    """See that nobody else fills a queue from the same one: two would cut the ticks at different places."""
+    with translated():
+        row = conn.execute(
+            "select pg_try_advisory_lock(hashtextextended(%s, 0))", (f"cascade backfill {queue} into {into}",)
+        ).fetchone()
+    if row != (True,):
+        raise ConflictError(
+            f"queue {into} is being filled from {queue} by somebody else",
+            hint="Wait until that backfill has ended; what it has published is left out then.",
+        )
 
 
 def remaining(plan: Plan, done: Sequence[tuple[int, int]]) -> list[Plan]:
