@@ -48,12 +48,14 @@ def ids(frame: DataFrame) -> list[int]:
 
 def split(spark: SparkSession, db: Database, url: str) -> tuple[list[tuple[Any, ...]], int]:
     """Archive 40 events, let the queue forget most of them, and insert 20 more; returns all, and the seam."""
-    insert(db, 40, ticks=8)
+    old = insert(db, 30, ticks=6)
+    assert [*db.rotate("orders"), *db.rotate()] == [("switched", 1), ("settled", 1)]
+    insert(db, 10, ticks=2)
     seam = archive(spark, url, "orders", dsn=db.dsn).to_tick
     assert seam is not None
     everything = db.rows(f"select id, {WHOLE} from queue.orders")
-    # The archive's consumer stands at the seam: rotation goes up to there.
-    rotate_past(db, seam - 4)
+    # The archive's consumer stands at the seam, in the partition after that of the first ticks.
+    rotate_past(db, old[-1])
     insert(db, 20, ticks=4)
     everything += db.rows(f"select id, {WHOLE} from queue.orders where id > 40")
     assert len(db.rows("select from queue.orders where id <= 40")) < 40
