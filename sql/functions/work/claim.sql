@@ -22,6 +22,8 @@ declare
     v_look   integer;
     v_rows   bigint := 0;
     v_count  bigint;
+    v_events integer;
+    v_no     bigint;
     v_left   integer := hand_out.count;
     v_first  bigint;
     v_chunk  cascade_internal.work_chunk;
@@ -31,17 +33,39 @@ begin
         raise exception 'count must be between 1 and 10000, and a lease positive and a year at most'
             using errcode = 'QC003', hint = 'For example claim(''orders'', ''mailer'', 100, ''30 s'').';
     end if;
-    perform cascade_internal.check_read_committed('work mode');
-    if hand_out.finish is null and hand_out.queue is not null then
-        v_found := cascade_internal.find_work(hand_out.queue, hand_out.consumer, hand_out.caller);
-    else
-        v_found := cascade_internal.find_claim(hand_out.finish, hand_out.caller);
-        perform cascade_internal.finish_messages(v_found.work, v_found.claim, hand_out.ids, hand_out.results);
-        v_worker := (v_found.claim).worker;
+    if current_setting('transaction_isolation') <> 'read committed' then
+        perform cascade_internal.check_read_committed('work mode');
     end if;
-    v_log := v_found.log;
-    v_work := v_found.work;
-    v_id := v_work.subscription_id;
+    -- Almost always a worker finishes all of a claim of its own that holds plain messages only: then nothing else has to be known.
+    if hand_out.ids is null and hand_out.results is null and hand_out.finish is not null then
+        delete from cascade_internal.work_claim as c
+         where c.claim_id = hand_out.finish
+           and c.role_name = hand_out.caller
+           and not c.has_rows
+           and not exists (select from cascade_internal.work_blocker as b where b.by_subscription = c.subscription_id)
+        returning c.subscription_id, c.worker, c.chunks into v_id, v_worker, v_chunks;
+        foreach v_no in array coalesce(v_chunks, '{}') loop
+            update cascade_internal.work_chunk as c
+               set state = 'd', done_at = v_now
+             where c.subscription_id = v_id and c.no = v_no and c.state = 'h';
+        end loop;
+        v_chunks := '{}';
+    end if;
+    if v_id is not null then
+        select w.* into v_work from cascade_internal.work_consumer as w where w.subscription_id = v_id;
+        select q.* into v_log from cascade_internal.queue as q where q.queue_id = v_work.queue_id;
+    else
+        if hand_out.finish is null and hand_out.queue is not null then
+            v_found := cascade_internal.find_work(hand_out.queue, hand_out.consumer, hand_out.caller);
+        else
+            v_found := cascade_internal.find_claim(hand_out.finish, hand_out.caller);
+            perform cascade_internal.finish_messages(v_found.work, v_found.claim, hand_out.ids, hand_out.results);
+            v_worker := (v_found.claim).worker;
+        end if;
+        v_log := v_found.log;
+        v_work := v_found.work;
+        v_id := v_work.subscription_id;
+    end if;
     v_from := pg_sequence_last_value(('cascade_internal.work_hint_' || v_id)::regclass);
     v_hint := v_from;
     if hand_out.lease is not null then
@@ -60,36 +84,37 @@ begin
             end if;
         end if;
         while v_left > 0 loop
-            select c.* into v_chunk
-              from cascade_internal.work_chunk as c
+            update cascade_internal.work_chunk as c
+               set state = case when v_claim is null then 'd' else 'h' end::"char", claim_id = v_claim, worker = v_worker,
+                   claimed_at = v_now, done_at = case when v_claim is null then v_now end
              where c.subscription_id = v_id
-               and c.no >= v_hint
-               and c.state = 'f'
-             order by c.no
-             limit 1
-               for update skip locked;
+               and c.no = (select x.no from cascade_internal.work_chunk as x
+                            where x.subscription_id = v_id and x.no >= v_hint and x.state = 'f'
+                            order by x.no
+                            limit 1
+                              for update skip locked)
+            returning c.* into v_chunk;
             exit when not found;
             v_first := coalesce(v_first, v_chunk.no);
             v_hint := v_chunk.no + 1;
-            if coalesce(cardinality(v_chunk."open"), v_chunk.events) > v_left then
+            v_events := coalesce(cardinality(v_chunk."open"), v_chunk.events);
+            if v_events > v_left then
                 v_chunk := cascade_internal.split_chunk(v_chunk, v_left);
-            end if;
-            if v_claim is null then
-                perform cascade_internal.consume_chunk(v_work, v_chunk, v_now);
-            else
-                update cascade_internal.work_chunk as c
-                   set state = 'h', claim_id = v_claim, worker = v_worker, claimed_at = v_now
-                 where c.subscription_id = v_id and c.no = v_chunk.no;
-                v_chunks := v_chunks || v_chunk.no;
+                v_events := v_left;
             end if;
             return query execute cascade_internal.chunk_query(v_log, v_chunk, false)
                 using v_chunk.cut_at, v_claim, v_chunk.first_id, v_chunk.last_id, v_chunk.first_tid, v_chunk.last_tid,
                       coalesce(v_chunk."open", v_chunk.ids), v_chunk.tids;
             get diagnostics v_count = row_count;
-            if v_count < coalesce(cardinality(v_chunk."open"), v_chunk.events) then
+            if v_count < v_events then
                 return query select m.* from cascade_internal.find_moved(v_log, v_chunk, v_claim, v_count) as m;
             end if;
-            v_left := v_left - coalesce(cardinality(v_chunk."open"), v_chunk.events);
+            if v_claim is not null then
+                v_chunks := v_chunks || v_chunk.no;
+            elsif cascade_internal.has_blockers(v_id) then
+                perform cascade_internal.settle(v_work, cascade_internal.open_ids(v_chunk), 'done');
+            end if;
+            v_left := v_left - v_events;
         end loop;
         exit when v_left < hand_out.count or v_look = 2 or not cascade_internal.replenish(v_log, v_work);
         v_hint := cascade_internal.work_register('low', v_id);
@@ -147,22 +172,6 @@ begin atomic
 end;
 comment on function cascade.complete_and_claim(bigint, bigint[], json[], integer, interval) is 'Ends messages of a claim and hands out the next ones.';
 
--- A chunk that was consumed is done with the caller's transaction.
-create or replace function cascade_internal.consume_chunk(work cascade_internal.work_consumer, chunk cascade_internal.work_chunk, at timestamptz)
-returns void
-language plpgsql volatile set search_path = pg_catalog, pg_temp
-as $$
-begin
-    update cascade_internal.work_chunk as c
-       set state = 'd', claimed_at = consume_chunk.at, done_at = consume_chunk.at
-     where c.subscription_id = (consume_chunk.chunk).subscription_id and c.no = (consume_chunk.chunk).no;
-    if cascade_internal.has_blockers((consume_chunk.chunk).subscription_id) then
-        perform cascade_internal.settle(consume_chunk.work, cascade_internal.open_ids(consume_chunk.chunk), 'done');
-    end if;
-end
-$$;
-comment on function cascade_internal.consume_chunk(cascade_internal.work_consumer, cascade_internal.work_chunk, timestamptz) is 'Ends a chunk at once.';
-
 -- The messages of a chunk that are not finished.
 create or replace function cascade_internal.open_ids(chunk cascade_internal.work_chunk)
 returns bigint[]
@@ -175,8 +184,8 @@ end
 $$;
 comment on function cascade_internal.open_ids(cascade_internal.work_chunk) is 'The messages of a chunk that are not finished.';
 
--- Splits a free chunk into pieces of so many messages, all at once, so that those who ask for as few find them ready; returns
--- the first.  A piece's number is its chunk's plus the place of its first message.
+-- Splits a chunk that the caller has just marked into pieces of so many messages, all at once, so that those who ask for as few
+-- find them ready; returns the first, which stays marked.  A piece's number is its chunk's plus the place of its first message.
 create or replace function cascade_internal.split_chunk(chunk cascade_internal.work_chunk, size integer)
 returns cascade_internal.work_chunk
 language plpgsql volatile set search_path = pg_catalog, pg_temp
@@ -210,7 +219,7 @@ begin
     return v_chunk;
 end
 $$;
-comment on function cascade_internal.split_chunk(cascade_internal.work_chunk, integer) is 'Splits a free chunk, and returns the first piece.';
+comment on function cascade_internal.split_chunk(cascade_internal.work_chunk, integer) is 'Splits a chunk, and returns the first piece.';
 
 -- The query for the messages of a chunk, by where they lay when it was cut.  After VACUUM FULL or a restore some lie elsewhere:
 -- those are found by the transactions that wrote them.
