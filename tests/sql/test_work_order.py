@@ -255,6 +255,29 @@ def test_a_key_waits_for_a_transaction_that_consumes_one_of_its_messages(db: Dat
     assert work.done() == [third], "a dead message does not stop its key"
 
 
+def test_who_takes_from_a_key_holds_it_until_his_transaction_ends(db: Database) -> None:
+    """Otherwise another could look for a message in hand before the first commits, and for the oldest one after."""
+    work = Work(db, order="key")
+    first, second = work.post(key="a"), work.post(key="b")
+    work.dispatch()
+    one = db.connect(autocommit=False)
+    held = "select pg_advisory_xact_lock(hashint8extended(org, subscription_id)) from cascade_internal.work_waiting"
+    one.execute(f"{held} where id = {first}".encode())
+    assert work.done() == [second]
+    one.rollback()
+    claiming = db.connect(autocommit=False)
+    claiming.execute("select cascade.claim('q', 'w', 10)")
+    third = work.post(key="a")
+    work.dispatch()
+    assert db.value(
+        "select not pg_try_advisory_lock(hashint8extended(org, subscription_id))"
+        " from cascade_internal.work_waiting where id = %s",
+        third,
+    )
+    claiming.rollback()
+    assert work.done(1) == [first]
+
+
 def test_a_message_is_not_delivered_before_it_is_due_nor_after_it_expired(db: Database) -> None:
     work, fair, keyed = Work(db), Work(db, "fair", max_active=100), Work(db, "keyed", order="key")
     assert db.value("select cascade.next_work_due()") is None
