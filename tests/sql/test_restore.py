@@ -13,6 +13,7 @@ from tests.conftest import LABELS
 from tests.fixtures.backend import Backend
 from tests.fixtures.database import Database
 from tests.fixtures.expect import refused
+from tests.fixtures.work import Work
 
 #: More transactions than a restore takes, which is one for every object of the schema.
 AHEAD = 6000
@@ -149,3 +150,26 @@ def test_a_transaction_open_during_the_repair_comes_after_it(
     older.commit()
     new.tick()
     assert new.drain(max_ticks=10) == ["inserted by an older transaction"]
+
+
+def test_work_goes_on_where_it_was_dumped(db: Database, restore: Callable[[Path], Database], tmp_path: Path) -> None:
+    """Events lie elsewhere then, sessions are gone, and registers may be ahead of the chunks."""
+    work = Work(db, chunk_size=10)
+    db.insert(*range(20))
+    with db.main.transaction(force_rollback=True):
+        db.insert(*range(100))
+    work.publish(*range(20, 40))
+    held = work.claim(10)
+    work.complete(held[0].claim_id, held[0].id)
+    work.fail(held[1], retry_in="1 hour")
+    db.rows("select cascade.bury(%s, %s, 'bad')", held[2].claim_id, held[2].id)
+    before = work.states()
+    db.rows("select setval('cascade_internal.work_hint_' || %s, 1000000)", work.id)
+    dump(db, tmp_path / "dump.sql")
+    work.db = restore(tmp_path / "dump.sql")
+    assert work.states() == before
+    assert work.tend()["given back"] == 7
+    assert sorted(work.drain()) == [*range(3, 40)]
+    work.publish("later")
+    assert work.drain() == ["later"]
+    assert {*work.states().values()} == {"delayed", "dead"}
