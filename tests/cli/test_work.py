@@ -20,7 +20,7 @@ from tests.fixtures.database import eventually
 
 OPTIONS = ("--option", "max_attempts=2", "--option", "backoff=constant", "--option", "backoff_delay=1 hour")
 TASKS = """
-import asyncio, os
+import asyncio, os, time
 from pathlib import Path
 import cascade
 
@@ -45,10 +45,11 @@ def dies(payload):
         Path("died").touch()
         os._exit(3)
 
-@worker.on("stuck")
+hasty = cascade.Worker("orders", "billing", stop_within_s=0.2)
+
+@hasty.on()
 def stuck(payload):
     Path("stuck").touch()
-    import time
     time.sleep(3600)
 """
 
@@ -75,10 +76,10 @@ def start(dsn: str, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Start `cascade work run` in the directory of the test; what still runs at the end is killed."""
     started = []
 
-    def begin(*arguments: str) -> Any:
+    def begin(*arguments: str, worker: str = "worker") -> Any:
         log = (tmp_path / f"log-{len(started)}").open("w")
         options = {"cwd": tmp_path, "stderr": log, "stdout": log}
-        started.append(spawn(dsn, "work", "run", "tasks_of_test:worker", *arguments, **options))
+        started.append(spawn(dsn, "work", "run", f"tasks_of_test:{worker}", *arguments, **options))
         log.close()
         return started[-1]
 
@@ -152,6 +153,19 @@ def test_sigterm_finishes_what_has_begun(
     assert process.wait(60) == 0
     states = [run_json("work", "show", "orders", "billing", message)["state"] for message in ids]
     assert sorted(states) == ["done"] * 4 + ["waiting"] * 2
+
+
+def test_a_process_leaves_without_a_thread_that_does_not_return(
+    orders: str, client: Client, run_json: Callable[..., Any], start: Callable[..., Any]
+) -> None:
+    publish(client, 1)
+    process = start(worker="hasty")
+    eventually(Path("stuck").exists, within_s=60)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 1
+    assert "did not end in time; leaving without it" in Path("log-0").read_text()
+    [again] = run_json("work", "list", "orders", "billing")
+    assert again["state"] == "waiting"
 
 
 def test_a_process_that_dies_is_started_again(
