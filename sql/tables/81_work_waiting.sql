@@ -134,19 +134,18 @@ begin
 end
 $$;
 
--- Messages that were drawn under fairness, some together: they stay where they wait, and this row alone says that they are in
+-- Messages of one class and topic that were drawn under fairness, some together: they stay where they wait, and this row alone says that they are in
 -- hand, or about to be (docs/adr/0042).
 create sequence if not exists cascade_internal.work_parcel_no;
 create table if not exists cascade_internal.work_parcel (
     subscription_id integer not null,
     no              bigint not null default nextval('cascade_internal.work_parcel_no'),
     claim_id        bigint,
+    class           smallint not null,
+    topic           text not null,
     ids             bigint[] not null,
-    classes         smallint[] not null,
-    topics          text[] not null,
     constraint work_parcel_pkey primary key (subscription_id, no),
-    constraint work_parcel_size_check check (
-        cardinality(ids) > 0 and cardinality(classes) = cardinality(ids) and cardinality(topics) = cardinality(ids))
+    constraint work_parcel_ids_check check (cardinality(ids) > 0)
 );
 create index if not exists work_parcel_claim_idx on cascade_internal.work_parcel (claim_id) where claim_id is not null;
 comment on table cascade_internal.work_parcel is 'Waiting messages that were drawn, and who has them.';

@@ -17,8 +17,6 @@ declare
     v_class   smallint;
     v_found   bigint[];
     v_ids     bigint[] := '{}';
-    v_classes smallint[] := '{}';
-    v_topics  text[] := '{}';
 begin
     for v_kind in select t.topic, t.classes from cascade_internal.waiting_topics(v_id) as t loop
         v_rooms := coalesce(cascade_internal.as_integers((draw_fairly.work).topics->v_kind.topic), (draw_fairly.work).rooms);
@@ -34,8 +32,12 @@ begin
             v_found := cascade_internal.draw_class(v_id, v_class, v_kind.topic, v_room, draw_fairly.at);
             v_free := v_free - cardinality(v_found);
             v_ids := v_ids || v_found;
-            v_classes := v_classes || array_fill(v_class, array[cardinality(v_found)]);
-            v_topics := v_topics || array_fill(v_kind.topic, array[cardinality(v_found)]);
+            if not draw_fairly.in_caller then
+                insert into cascade_internal.work_parcel (subscription_id, class, topic, ids)
+                select v_id, v_class, v_kind.topic, v_found[n : n + draw_fairly.count - 1]
+                  from generate_series(1, cardinality(v_found), draw_fairly.count) as n
+                 order by n;
+            end if;
         end loop;
         exit when cardinality(v_ids) >= draw_fairly.count;
     end loop;
@@ -46,12 +48,6 @@ begin
             array(select unnest(v_ids) except
                   select unnest(p.ids) from cascade_internal.work_parcel as p where p.subscription_id = v_id),
             draw_fairly.claim_id);
-    else
-        insert into cascade_internal.work_parcel (subscription_id, claim_id, ids, classes, topics)
-        select v_id, case when n = 1 then draw_fairly.claim_id end, v_ids[n : n + draw_fairly.count - 1],
-               v_classes[n : n + draw_fairly.count - 1], v_topics[n : n + draw_fairly.count - 1]
-          from generate_series(1, cardinality(v_ids), draw_fairly.count) as n
-         order by n;
     end if;
 end
 $$;
@@ -64,14 +60,13 @@ returns integer[]
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
-    return (select array[count(*) filter (where x.class = 1), count(*) filter (where x.class = 2),
-                         count(*) filter (where x.class = 3), count(*) filter (where x.class = 4)]::integer[]
-              from (select p.class
-                      from cascade_internal.work_parcel as d
-                     cross join lateral unnest(d.classes, d.topics) as p(class, topic)
-                     where d.subscription_id = count_active.subscription_id and p.topic = count_active.topic
+    return (select array[coalesce(sum(x.messages) filter (where x.class = 1), 0), coalesce(sum(x.messages) filter (where x.class = 2), 0),
+                         coalesce(sum(x.messages) filter (where x.class = 3), 0), coalesce(sum(x.messages) filter (where x.class = 4), 0)]::integer[]
+              from (select p.class, cardinality(p.ids) as messages
+                      from cascade_internal.work_parcel as p
+                     where p.subscription_id = count_active.subscription_id and p.topic = count_active.topic
                     union all
-                    select a.class
+                    select a.class, 1
                       from cascade_internal.work_active as a
                      where a.subscription_id = count_active.subscription_id and coalesce(a.type, '') = count_active.topic) as x);
 end
@@ -95,10 +90,8 @@ language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_drawn bigint[] := array(
-        select x.id
-          from cascade_internal.work_parcel as p
-         cross join lateral unnest(p.ids, p.classes, p.topics) as x(id, class, topic)
-         where p.subscription_id = draw_class.subscription_id and x.class = draw_class.class and x.topic = draw_class.topic);
+        select unnest(p.ids) from cascade_internal.work_parcel as p
+         where p.subscription_id = draw_class.subscription_id and p.class = draw_class.class and p.topic = draw_class.topic);
     v_most  constant integer := cardinality(v_drawn) + draw_class.room;
     v_orgs  bigint[] := cascade_internal.draw_orgs(draw_class.subscription_id, draw_class.class, draw_class.topic, v_most);
     v_ids   bigint[] := '{}';

@@ -21,14 +21,12 @@ begin
            for update skip locked;
         exit when not found;
         if cardinality(v_parcel.ids) > v_left then
-            insert into cascade_internal.work_parcel (subscription_id, ids, classes, topics)
-            values (v_parcel.subscription_id, v_parcel.ids[v_left + 1 :], v_parcel.classes[v_left + 1 :], v_parcel.topics[v_left + 1 :]);
+            insert into cascade_internal.work_parcel (subscription_id, class, topic, ids)
+            values (v_parcel.subscription_id, v_parcel.class, v_parcel.topic, v_parcel.ids[v_left + 1 :]);
             v_parcel.ids := v_parcel.ids[: v_left];
-            v_parcel.classes := v_parcel.classes[: v_left];
-            v_parcel.topics := v_parcel.topics[: v_left];
         end if;
         update cascade_internal.work_parcel as p
-           set claim_id = take_parcels.claim_id, ids = v_parcel.ids, classes = v_parcel.classes, topics = v_parcel.topics
+           set claim_id = take_parcels.claim_id, ids = v_parcel.ids
          where p.subscription_id = v_parcel.subscription_id and p.no = v_parcel.no;
         v_taken := v_taken + cardinality(v_parcel.ids);
     end loop;
@@ -54,7 +52,11 @@ declare
     v_ids     bigint[] := '{}';
     v_expired bigint[];
 begin
-    for v_part in select p.class, p.ids_found as ids from cascade_internal.parts_of_claim(v_id, read_parcels.claim_id, null) as p loop
+    for v_part in
+        select p.class, p.ids from cascade_internal.work_parcel as p
+         where p.claim_id = read_parcels.claim_id and p.subscription_id = v_id
+         order by p.no
+    loop
         return query
             select w.subscription_id, w.id, w."time", w.type, w.key, w.payload, w.headers, w.origin, w.origin_id, w.attempt + 1, w.class,
                    w.expires_at, w.available_at, read_parcels.claim_id, w.org
@@ -87,24 +89,6 @@ end
 $$;
 comment on function cascade_internal.read_parcels(cascade_internal.work_consumer, bigint, timestamptz) is 'The messages of a claim''s parcels.';
 
--- The messages of a claim's parcels by class, so that they are looked for in one table each, by their ids; some, or all without ids.
-create or replace function cascade_internal.parts_of_claim(subscription_id integer, claim_id bigint, ids bigint[])
-returns table (class smallint, ids_found bigint[])
-language plpgsql volatile set search_path = pg_catalog, pg_temp
-as $$
-begin
-    return query
-        select x.class, array_agg(x.id order by p.no, x.n)
-          from cascade_internal.work_parcel as p
-         cross join lateral unnest(p.ids, p.classes) with ordinality as x(id, class, n)
-         where p.claim_id = parts_of_claim.claim_id
-           and p.subscription_id = parts_of_claim.subscription_id
-           and (parts_of_claim.ids is null or x.id = any (parts_of_claim.ids))
-         group by x.class;
-end
-$$;
-comment on function cascade_internal.parts_of_claim(integer, bigint, bigint[]) is 'The messages of a claim''s parcels, by class.';
-
 -- Ends messages of a claim's parcels, all without ids, and returns them.  Those that were done at once and leave no result are noted together,
 -- as plain ones are: as a chunk that is done.  Its number is below all others, where nobody looks for work.
 create or replace function cascade_internal.finish_parcels(
@@ -122,13 +106,20 @@ declare
     v_plain  bigint[];
     v_oldest timestamptz;
 begin
-    for v_part in select p.class, p.ids_found from cascade_internal.parts_of_claim(v_id, (finish_parcels.claim).claim_id, finish_parcels.ids) as p loop
+    for v_part in
+        select p.class,
+               case when finish_parcels.ids is null then p.ids
+                    else array(select i from unnest(p.ids) as i where i = any (finish_parcels.ids)) end as ids
+          from cascade_internal.work_parcel as p
+         where p.claim_id = (finish_parcels.claim).claim_id and p.subscription_id = v_id
+    loop
+        continue when v_part.ids = '{}';
         with gone as (
             delete from cascade_internal.work_waiting as w
              where w.class = v_part.class
                and w.ctid = any (array(
                 select r.ctid
-                  from unnest(v_part.ids_found) as i(id)
+                  from unnest(v_part.ids) as i(id)
                  cross join lateral (
                     select x.ctid from cascade_internal.work_waiting as x
                      where x.subscription_id = v_id and x.class = v_part.class and x.id = i.id
@@ -176,7 +167,12 @@ as $$
 declare
     v_id  constant integer := (unpack_parcels.work).subscription_id;
     v_ids constant bigint[] := array(
-        select unnest(p.ids_found) from cascade_internal.parts_of_claim(v_id, unpack_parcels.claim_id, unpack_parcels.ids) as p);
+        select i
+          from cascade_internal.work_parcel as p
+         cross join lateral unnest(p.ids) as i
+         where p.claim_id = unpack_parcels.claim_id
+           and p.subscription_id = v_id
+           and (unpack_parcels.ids is null or i = any (unpack_parcels.ids)));
 begin
     if v_ids = '{}' then
         return;
@@ -198,10 +194,7 @@ begin
        and (drop_from_parcels.ids is null or p.ids <@ drop_from_parcels.ids);
     if drop_from_parcels.ids is not null then
         update cascade_internal.work_parcel as p
-           set (ids, classes, topics) = (
-               select array_agg(x.id order by x.n), array_agg(x.class order by x.n), array_agg(x.topic order by x.n)
-                 from unnest(p.ids, p.classes, p.topics) with ordinality as x(id, class, topic, n)
-                where x.id <> all (drop_from_parcels.ids))
+           set ids = array(select x.id from unnest(p.ids) with ordinality as x(id, n) where x.id <> all (drop_from_parcels.ids) order by x.n)
          where p.claim_id = drop_from_parcels.claim_id
            and p.ids && drop_from_parcels.ids;
     end if;
@@ -223,10 +216,7 @@ begin
     delete from cascade_internal.work_parcel as p
      where p.subscription_id = draw_back.subscription_id and p.claim_id is null and p.ids <@ draw_back.ids;
     update cascade_internal.work_parcel as p
-       set (ids, classes, topics) = (
-           select array_agg(x.id order by x.n), array_agg(x.class order by x.n), array_agg(x.topic order by x.n)
-             from unnest(p.ids, p.classes, p.topics) with ordinality as x(id, class, topic, n)
-            where x.id <> all (draw_back.ids))
+       set ids = array(select x.id from unnest(p.ids) with ordinality as x(id, n) where x.id <> all (draw_back.ids) order by x.n)
      where p.subscription_id = draw_back.subscription_id and p.claim_id is null and p.ids && draw_back.ids;
 end
 $$;

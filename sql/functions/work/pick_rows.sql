@@ -28,6 +28,7 @@ begin
             v_left := v_left - cascade_internal.take_parcels(pick_rows.work, v_left, pick_rows.claim_id, pick_rows.at, false);
             if v_left > 0 then
                 perform cascade_internal.draw_fairly(pick_rows.work, v_left, pick_rows.claim_id, pick_rows.at, false);
+                perform cascade_internal.take_parcels(pick_rows.work, v_left, pick_rows.claim_id, pick_rows.at, false);
             end if;
         elsif v_left = 0 and not pick_rows.in_caller and (pick_rows.work).max_active is not null
               and cascade_internal.is_nearly_drawn_out(v_id) and cascade_internal.may_draw(v_id, false) then

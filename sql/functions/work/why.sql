@@ -55,9 +55,7 @@ begin
                                            and w.id < v_row.id),
                                        v_row.key,
                                        (coalesce(cascade_internal.as_integers(v_work.topics->v_row.topic), v_work.rooms))[v_row.class],
-                                       (select count(*) from cascade_internal.work_parcel as p
-                                         cross join lateral unnest(p.classes, p.topics) as x(class, topic)
-                                         where p.subscription_id = v_id and x.class = v_row.class and x.topic = v_row.topic))
+                                       (cascade_internal.count_active(v_id, v_row.topic))[v_row.class])
                            else 'the next claim can have it' end;
         return next;
         return;
