@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: The builder's own type, though all of ours are text.
 Settings = dict[str, bool | float | int | str | None]
 
-#: Off in Spark, for sources that push nothing; ours lets the database choose rows by type, key, time and tick.
+#: Off in Spark; without it the option `pushdown` of the data source is refused.
 PUSHDOWN: Settings = {"spark.sql.python.filterPushdown.enabled": "true"}
 
 #: What a session has unless the caller, or the cluster's spark-defaults.conf, says otherwise.

@@ -20,20 +20,20 @@ from tests.spark.conftest import fill, payloads, rotate_past
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from cascade.spark.source.read import RangeReader
+    from cascade.spark.source.read import PushingReader
 
 #: Characters of every width, what JSON escapes, and what only looks like SQL or COPY.
 ODD = ["", "é", "日本語", "🐘", "'", '"', "\\", "\t\n\r", "\\N", "\\.", "%s", "{}", "\u2028", "null"]
 
 
-def reader(db: Database, *names: str, partitions: int = 1) -> RangeReader:
+def reader(db: Database, *names: str, partitions: int = 1) -> PushingReader:
     """Return what reads some columns of a queue, as Spark's tasks do."""
     from cascade.spark.source.columns import EVENT
     from cascade.spark.source.options import parse
-    from cascade.spark.source.read import RangeReader
+    from cascade.spark.source.read import PushingReader
 
     options = {"dsn": db.dsn, "queue": "orders", "partitions": str(partitions)}
-    return RangeReader(parse(options), type(EVENT)([EVENT[name] for name in names or EVENT.names]))
+    return PushingReader(parse(options), type(EVENT)([EVENT[name] for name in names or EVENT.names]))
 
 
 def read(db: Database, *names: str, partitions: int = 1) -> list[dict[str, Any]]:
@@ -189,16 +189,25 @@ def test_what_spark_asks_is_asked_of_the_database(spark: SparkSession, db: Datab
     moment = db.value("select time from queue.orders where id = 20")
     # Written in the session's time zone, which is not the machine's.
     shown = moment.astimezone(ZoneInfo("Asia/Kathmandu")).replace(tzinfo=None)
-    found = load(spark, db).where(
+    found = load(spark, db, pushdown="true").where(
         f"type = 'type.1' and key like 'key1%' and time >= '{shown}' and tick > 0 and id <> 1"
     )
     plan = found._jdf.queryExecution().optimizedPlan().toString()
     assert "Filter" not in plan and "RelationV2" in plan
     wanted = "select id from queue.orders where type = 'type.1' and key = 'key1' and time >= %s and id <> 1 order by id"
     assert sorted(row.id for row in found.collect()) == [row[0] for row in db.rows(wanted, moment)] != []
-    rest = load(spark, db).where("payload like '%\"n\" : 7,%' and type > 'type'")
+    rest = load(spark, db, pushdown="true").where("payload like '%\"n\" : 7,%' and type > 'type'")
     assert "Filter" in rest._jdf.queryExecution().optimizedPlan().toString()
     assert [row.id for row in rest.collect()] == [7]
+
+
+def test_a_frame_may_be_used_again_with_other_conditions(spark: SparkSession, db: Database, queue: str) -> None:
+    """Spark plans a frame's reading once: whatever one query says must not narrow the next."""
+    fill(db, 70, ticks=2)
+    frame = load(spark, db)
+    assert frame.where("key = 'key1'").count() == 10
+    assert frame.count() == 70
+    assert frame.where("key = 'key2'").union(frame.where("key = 'key3' and id > 35")).count() == 15
 
 
 def test_a_payload_can_be_parsed_on_the_way(spark: SparkSession, db: Database, queue: str) -> None:

@@ -38,9 +38,10 @@ class CascadeSource(DataSource):
 
     def reader(self, schema: StructType) -> RangeReader:
         """Read a range of ticks."""
-        from cascade.spark.source.read import RangeReader
+        from cascade.spark.source.read import PushingReader, RangeReader
 
-        return RangeReader(parse(self.options), schema)
+        options = parse(self.options)
+        return (PushingReader if options.pushdown else RangeReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> TickReader:
         """Follow a queue, some ticks at a time."""

@@ -14,7 +14,7 @@ from cascade.names import QueueName, queue_name
 #: What may be given, as it is shown; Spark itself does not tell cases apart.
 KNOWN = (
     "dsn", "topology", "database", "queue", "from", "to", "partitions", "payload", "consumer", "maxTicksPerTrigger",
-    "job", "verbatim",
+    "job", "verbatim", "pushdown",
 )  # fmt: skip
 
 
@@ -32,6 +32,7 @@ class Options:
     max_ticks: int | None = None
     job: str | None = None
     verbatim: bool = False
+    pushdown: bool = False
 
 
 def parse(given: Mapping[str, str]) -> Options:
@@ -56,6 +57,7 @@ def parse(given: Mapping[str, str]) -> Options:
         max_ticks=_positive(found, "maxTicksPerTrigger"),
         job=found.get("job"),
         verbatim=_truth(found, "verbatim"),
+        pushdown=_truth(found, "pushdown"),
     )
 
 

@@ -29,10 +29,6 @@ class RangeReader(DataSourceReader):
         columns.check(schema)
         self._options, self._schema, self._pushed = options, schema, Pushed()
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take what the database can decide, and give back the rest."""
-        return self._pushed.push(filters)
-
     def partitions(self) -> Sequence[InputPartition]:
         """Return parts of the range with about as many events each."""
         options = self._options
@@ -47,6 +43,18 @@ class RangeReader(DataSourceReader):
             return iter(())
         where = self._pushed.where()
         return rows.read(self._options.dsn, self._options.queue, partition.value, self._schema, where)
+
+
+class PushingReader(RangeReader):
+    """Reads only the rows for which the conditions of one query hold.
+
+    Spark keeps what it planned for a data frame: used again, with other conditions, the frame reads the rows
+    of the first.  So this is only for who asks for it (docs/adr/0031).
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take what the database can decide, and give back the rest."""
+        return self._pushed.push(filters)
 
 
 def parts(runs: Sequence[Sequence[Tick]], wanted: int | None) -> list[InputPartition]:
