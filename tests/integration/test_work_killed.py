@@ -28,7 +28,11 @@ class Crowd:
         return subprocess.Popen(command, cwd=ROOT)
 
     def kill_one(self, chance: random.Random) -> None:
-        number = chance.randrange(WORKERS)
+        """Kill one that has messages in hand, if there is one."""
+        busy = sorted(row[0] for row in self._db.rows("select worker from cascade_internal.work_claim"))
+        if not busy:
+            return
+        number = int(chance.choice(busy).removeprefix("w"))
         assert self.processes[number].poll() is None, "nobody ends by itself"
         self.processes[number].kill()
         self.processes[number].wait(20)
@@ -63,7 +67,7 @@ def work(db: Database, how: str, count: int) -> tuple[int, int]:
         seen, end = 0, time.monotonic() + 90
         while seen < count:
             assert time.monotonic() < end, f"{seen} of {count} after {crowd.killed} deaths"
-            time.sleep(chance.uniform(0.05, 0.3))
+            time.sleep(chance.uniform(0.02, 0.1))
             if crowd.killed < 12:
                 crowd.kill_one(chance)
             db.rows("select * from cascade.tend_work()")
