@@ -19,10 +19,8 @@ import math
 import os
 import signal
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString, TypeVar, cast
@@ -31,10 +29,11 @@ import psycopg
 
 from cascade import work
 from cascade.batch import CHANNEL, worker_name
+from cascade.calling import Caller, HandlerMissingError, OvertimeError, describe
 from cascade.client import Queue
 from cascade.codec import Codec, JsonCodec
 from cascade.db import PREPARE_THRESHOLD, AsyncConnection, Notifications, connect, raw_json, translated
-from cascade.errors import CascadeError, ConfigError, ConflictError, PayloadError, TransientError
+from cascade.errors import CascadeError, ConfigError, ConflictError, TransientError
 from cascade.hand import Claim, Failure, Hand
 from cascade.handlers import Bound, Handlers
 from cascade.names import queue_name
@@ -54,18 +53,6 @@ YIELD_S = 0.005
 CLOSE_WITHIN_S = 5.0
 #: What a database that comes and goes may raise.
 PASSING = (TransientError, psycopg.OperationalError, TimeoutError, OSError)
-
-
-class HandlerMissingError(CascadeError):
-    """No handler takes messages of this type."""
-
-
-class _Overtime(TimeoutError):
-    """A handler in a thread took too long; the thread is still at it."""
-
-    def __init__(self, message: str, future: asyncio.Future[Any]) -> None:
-        super().__init__(message)
-        self.future = future
 
 
 class Worker:
@@ -118,7 +105,7 @@ class Worker:
             self.handlers.add(handler, (), time_limit=time_limit)
         #: Counts since the start: attempts that were completed, failed, and lost to others.
         self.completed = self.failed = self.lost = 0
-        self._in_threads: set[asyncio.Future[Any]] = set()
+        self._caller = Caller(consumer)
         self._reset()
 
     def _reset(self) -> None:
@@ -131,7 +118,6 @@ class Worker:
         self._deaf = False
         self._conn: AsyncConnection | None = None
         self._notifications: Notifications | None = None
-        self._threads: ThreadPoolExecutor | None = None
         self._may_have, self._looked_at = True, 0.0
         #: When the first of the messages that failed here is due, by the monotonic clock.
         self._due_at = math.inf
@@ -509,8 +495,7 @@ class Worker:
             log.warning(
                 "queue %s: what was in hand could not be given back: %s", self.queue, error, extra=self._facts()
             )
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._caller.close()
         await self._disconnect()
 
     async def _leave(self, conn: AsyncConnection) -> None:
@@ -561,7 +546,7 @@ class Worker:
                 self._returned.append(delivery)
                 raise
             self._note_failure(delivery, RuntimeError("the handler was cancelled by itself"))
-        except _Overtime as error:
+        except OvertimeError as error:
             self._note_failure(delivery, error)
             self._nudge()
             # Its place is taken for as long as the thread runs.
@@ -587,40 +572,12 @@ class Worker:
                 f"no handler takes type {delivery.type!r}, only {known}",
                 hint="Add one with @worker.on(...), or have a selector keep such messages from this consumer.",
             )
-        arguments = bound.arguments(delivery)
-        if not bound.is_async:
-            return await self._call_in_thread(bound, arguments)
-        if bound.time_limit_s is None:
-            return await bound.call(*arguments)
-        try:
-            async with asyncio.timeout(bound.time_limit_s) as limit:
-                return await bound.call(*arguments)
-        except TimeoutError as error:
-            if limit.expired():
-                raise TimeoutError(f"the handler took longer than {bound.time_limit_s:g} s") from error
-            raise
-
-    async def _call_in_thread(self, bound: Bound, arguments: tuple[Any, ...]) -> Any:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix=f"cascade-{self.consumer}")
-        future = asyncio.get_running_loop().run_in_executor(self._threads, bound.call, *arguments)
-        # A thread cannot be ended: past its time it goes on, and what comes of it no longer counts.
-        self._in_threads.add(future)
-        future.add_done_callback(self._out_of_thread)
-        done, _ = await asyncio.wait((future,), timeout=bound.time_limit_s)
-        if done:
-            return future.result()
-        raise _Overtime(f"the handler took longer than {bound.time_limit_s:g} s, and goes on in its thread", future)
-
-    def _out_of_thread(self, future: asyncio.Future[Any]) -> None:
-        self._in_threads.discard(future)
-        if not future.cancelled():
-            future.exception()  # Looked at, as far as asyncio is concerned.
+        return await self._caller.call(bound, delivery, self.concurrency)
 
     @property
     def is_held_up(self) -> bool:
         """Whether a handler is still at it in its thread, which keeps the process, after `run` has returned."""
-        return bool(self._in_threads)
+        return self._caller.is_busy
 
     async def _handle_dead(self, delivery: Delivery[Any]) -> None:
         task = asyncio.current_task()
@@ -678,16 +635,3 @@ async def _execute(conn: AsyncConnection, query: LiteralString, *arguments: obje
         row = await (await conn.execute(query, arguments)).fetchone()
     assert row is not None
     return row
-
-
-def describe(error: BaseException) -> str:
-    """Return an error as it is stored: what it says in the first line, then where it came from."""
-    if isinstance(error, _Overtime):
-        text = f"TimeoutError: {error}"
-    elif isinstance(error, Retry | Bury | HandlerMissingError | PayloadError):
-        text = f"{type(error).__name__}: {error}"
-    else:
-        first = "".join(traceback.format_exception_only(error)).strip()
-        text = f"{first}\n\n{''.join(traceback.format_exception(error))}"
-    # What a text in PostgreSQL cannot hold.
-    return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()

@@ -24,7 +24,7 @@ ALLOWED = {
 }
 LEAVES = {"errors", "names", "config", "retry", "__version__"}
 CLIENT = {"client", "producer", "consumer", "batch", "worker", "sync", "codec", "event", "follow"}
-CLIENT |= {"work", "hand", "handlers", "testing"}
+CLIENT |= {"work", "calling", "hand", "handlers", "testing"}
 
 
 def part(module: str) -> str:
