@@ -102,7 +102,8 @@ begin
                 v_chunk := cascade_internal.split_chunk(v_chunk, v_left);
                 v_events := v_left;
             end if;
-            return query execute cascade_internal.chunk_query(v_log, v_chunk, false)
+            return query execute cascade_internal.chunk_query(v_log.name, v_log.queue_id, v_chunk.slot, v_chunk.tids is null,
+                                                              v_chunk."open" is null and v_chunk.ids is null)
                 using v_chunk.cut_at, v_claim, v_chunk.first_id, v_chunk.last_id, v_chunk.first_tid, v_chunk.last_tid,
                       coalesce(v_chunk."open", v_chunk.ids), v_chunk.tids;
             get diagnostics v_count = row_count;
@@ -223,23 +224,23 @@ comment on function cascade_internal.split_chunk(cascade_internal.work_chunk, in
 
 -- The query for the messages of a chunk, by where they lay when it was cut.  After VACUUM FULL or a restore some lie elsewhere:
 -- those are found by the transactions that wrote them.
-create or replace function cascade_internal.chunk_query(log cascade_internal.queue, chunk cascade_internal.work_chunk, moved boolean)
+create or replace function cascade_internal.chunk_query(
+    queue text, queue_id integer, slot smallint, is_dense boolean, is_whole boolean, txid_from bigint default null, txid_to bigint default null)
 returns text
 language plpgsql immutable set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_is_there constant text := case when (chunk_query.chunk).tids is null then 'e.ctid between $5 and $6' else 'e.ctid = any ($8)' end;
+    v_is_there constant text := case when chunk_query.is_dense then 'e.ctid between $5 and $6' else 'e.ctid = any ($8)' end;
 begin
     return format('select e.id, %L::text, e.type, e.key, e.payload, e.headers, 1, e."time", $1, $2 from cascade_internal.event_%s_%s as e'
                   ' where e.id between $3 and $4 and %s%s',
-        (chunk_query.log).name, (chunk_query.log).queue_id, (chunk_query.chunk).slot,
-        case when chunk_query.moved then format('e.txid between %s and %s and (%s) is not true', (chunk_query.chunk).txid_from,
-                                                (chunk_query.chunk).txid_to, v_is_there)
-             else v_is_there end,
-        case when (chunk_query.chunk)."open" is not null or (chunk_query.chunk).ids is not null then ' and e.id = any ($7)' end);
+        chunk_query.queue, chunk_query.queue_id, chunk_query.slot,
+        case when chunk_query.txid_from is null then v_is_there
+             else format('e.txid between %s and %s and (%s) is not true', chunk_query.txid_from, chunk_query.txid_to, v_is_there) end,
+        case when not chunk_query.is_whole then ' and e.id = any ($7)' end);
 end
 $$;
-comment on function cascade_internal.chunk_query(cascade_internal.queue, cascade_internal.work_chunk, boolean) is 'The query for the messages of a chunk.';
+comment on function cascade_internal.chunk_query(text, integer, smallint, boolean, boolean, bigint, bigint) is 'The query for the messages of a chunk.';
 
 -- The messages of a chunk that are no longer where they lay; so many others were found there.
 create or replace function cascade_internal.find_moved(
@@ -251,7 +252,9 @@ declare
     v_all   constant integer := coalesce(cardinality((find_moved.chunk)."open"), (find_moved.chunk).events);
     v_count bigint;
 begin
-    return query execute cascade_internal.chunk_query(find_moved.log, find_moved.chunk, true)
+    return query execute cascade_internal.chunk_query(
+            (find_moved.log).name, (find_moved.log).queue_id, (find_moved.chunk).slot, (find_moved.chunk).tids is null,
+            (find_moved.chunk)."open" is null and (find_moved.chunk).ids is null, (find_moved.chunk).txid_from, (find_moved.chunk).txid_to)
         using (find_moved.chunk).cut_at, find_moved.claim_id, (find_moved.chunk).first_id, (find_moved.chunk).last_id,
               (find_moved.chunk).first_tid, (find_moved.chunk).last_tid,
               coalesce((find_moved.chunk)."open", (find_moved.chunk).ids), (find_moved.chunk).tids;
@@ -272,7 +275,9 @@ as $$
 declare
     v_count bigint;
 begin
-    return query execute cascade_internal.chunk_query(read_chunk.log, read_chunk.chunk, false)
+    return query execute cascade_internal.chunk_query(
+            (read_chunk.log).name, (read_chunk.log).queue_id, (read_chunk.chunk).slot, (read_chunk.chunk).tids is null,
+            (read_chunk.chunk)."open" is null and (read_chunk.chunk).ids is null)
         using (read_chunk.chunk).cut_at, read_chunk.claim_id, (read_chunk.chunk).first_id, (read_chunk.chunk).last_id,
               (read_chunk.chunk).first_tid, (read_chunk.chunk).last_tid,
               coalesce((read_chunk.chunk)."open", (read_chunk.chunk).ids), (read_chunk.chunk).tids;
