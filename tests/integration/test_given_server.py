@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -63,12 +64,19 @@ class Given:
         )
 
 
-@pytest.fixture
-def given(templates: Path) -> Iterator[Given]:
-    with Cluster.temporary(1, templates=templates, settings={"fsync": "off"}, within=home()) as cluster:
+@contextmanager
+def serve(templates: Path, **settings: str) -> Iterator[Given]:
+    """Start a server to be given."""
+    with Cluster.temporary(1, templates=templates, settings={"fsync": "off", **settings}, within=home()) as cluster:
         made = Given(cluster["n1"].admin_dsn)
         yield made
         made.admin.close()
+
+
+@pytest.fixture
+def given(templates: Path) -> Iterator[Given]:
+    with serve(templates) as made:
+        yield made
 
 
 def test_what_a_plain_role_s_server_cannot_do_is_skipped_with_its_reason(given: Given) -> None:
@@ -102,6 +110,16 @@ def test_a_server_serves_one_run_at_a_time(given: Given) -> None:
         assert found.stderr.startswith("ERROR: CASCADE_TEST_DSN: another run of the tests is using this server")
         backend.create()
     assert given.contents() == before
+
+
+def test_a_transaction_that_a_test_left_prepared_is_rolled_back(templates: Path) -> None:
+    with serve(templates, max_prepared_transactions="5") as given:
+        before = given.contents()
+        with borrowed(given.dsn) as backend:
+            with psycopg.connect(backend.dsn(backend.create()), autocommit=True) as conn:
+                for statement in (b"begin", b"create table note ()", b"prepare transaction 'forgotten'"):
+                    conn.execute(statement)
+        assert given.contents() == before
 
 
 def test_roles_of_an_installation_that_was_there_stay(given: Given) -> None:

@@ -19,6 +19,13 @@ from tests.fixtures.database import Database
 SLEEPY = Pace(asleep_s=3600)
 
 
+@pytest.fixture
+def db(db: Database) -> Database:
+    """A database whose ticker may fall asleep: it polls where transactions may be prepared."""
+    db.backend.need_none_prepared()
+    return db
+
+
 @asynccontextmanager
 async def running(service: Ticker | Rotator) -> AsyncIterator[None]:
     """Run a service beside the test."""
