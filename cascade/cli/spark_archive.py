@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
 #: With --follow, small files are put together after so many commits.
 COMPACT_EVERY = 100
+#: A run is a few long tasks: a Python for each of them, and none that waits for the next, takes half the memory.
+SMALL = {"spark.python.use.daemon": "false", "spark.python.worker.reuse": "false"}
 
 
 class Length(click.ParamType[timedelta]):
@@ -102,7 +104,8 @@ def archive_command(
             "an archive cannot be written through Spark Connect",
             hint="Pass --master: its commit needs the driver's Java.",
         )
-    with spark_job(spark, "archive", quiet=as_json) as job:
+    options = spark if follow else replace(spark, conf=SMALL | spark.conf)
+    with spark_job(options, "archive", quiet=as_json) as job:
         from cascade.spark.archive import Archive, archive
 
         home = Archive(job.session, url, queue)
@@ -142,8 +145,6 @@ def followed(
     quiet: bool,
 ) -> Archived:
     """Follow the queue until a signal comes, and return the sum of both."""
-    from dataclasses import replace
-
     from cascade.spark.archive import follow
 
     commits = 0
