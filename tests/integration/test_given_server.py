@@ -69,8 +69,10 @@ def serve(templates: Path, **settings: str) -> Iterator[Given]:
     """Start a server to be given."""
     with Cluster.temporary(1, templates=templates, settings={"fsync": "off", **settings}, within=home()) as cluster:
         made = Given(cluster["n1"].admin_dsn)
-        yield made
-        made.admin.close()
+        try:
+            yield made
+        finally:
+            made.admin.close()
 
 
 @pytest.fixture
