@@ -64,10 +64,12 @@ returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 begin
+    -- Claims first, as whoever completes does; and last, since one may have been open until now.
     delete from cascade_internal.work_claim as c where c.subscription_id = forget_messages.subscription_id;
     delete from cascade_internal.work_chunk as c where c.subscription_id = forget_messages.subscription_id;
-    delete from cascade_internal.work_active as a where a.subscription_id = forget_messages.subscription_id;
     perform cascade_internal.forget_rows(forget_messages.subscription_id);
+    delete from cascade_internal.work_claim as c where c.subscription_id = forget_messages.subscription_id;
+    delete from cascade_internal.work_active as a where a.subscription_id = forget_messages.subscription_id;
 end
 $$;
 comment on function cascade_internal.forget_messages(integer) is 'Forgets what a consumer had before it, but not its dead and its history.';

@@ -48,6 +48,9 @@ begin
             returning coalesce(cardinality(c."open"), c.events) into v_events;
             v_count := v_count + coalesce(v_events, 0);
         end loop;
+        if v_count = 0 then
+            perform cascade_internal.raise_claim_lost((finish_messages.claim).claim_id); -- A seek overtook it.
+        end if;
         delete from cascade_internal.work_claim as c where c.claim_id = (finish_messages.claim).claim_id;
         return v_count;
     end if;
@@ -128,10 +131,11 @@ declare
     v_no    bigint;
 begin
     foreach v_no in array (finish_chunks.claim).chunks loop
-        select c.* into strict v_chunk
+        select c.* into v_chunk
           from cascade_internal.work_chunk as c
          where c.subscription_id = (finish_chunks.claim).subscription_id and c.no = v_no
            for no key update;
+        continue when not found; -- All of it was done long ago, or the consumer was put elsewhere.
         v_done := cascade_internal.open_ids(v_chunk);
         v_left := '{}';
         if finish_chunks.ids <> v_done then

@@ -160,11 +160,11 @@ declare
     v_ids   bigint[];
 begin
     foreach v_no in array (make_rows.claim).chunks loop
-        select c.* into strict v_chunk
+        select c.* into v_chunk
           from cascade_internal.work_chunk as c
          where c.subscription_id = (make_rows.work).subscription_id and c.no = v_no
            for no key update;
-        continue when v_chunk.state <> 'h';
+        continue when not found or v_chunk.state <> 'h';
         v_chunk."open" := array(select i from unnest(cascade_internal.open_ids(v_chunk)) as i
                                  where make_rows.ids is null or i = any (make_rows.ids));
         continue when v_chunk."open" = '{}';
