@@ -70,3 +70,60 @@ def test_a_claim_that_a_seek_overtakes_is_over(db: Database) -> None:
         work.complete(message.claim_id)
     work.tend()
     assert [m.attempt for m in work.claim(3)] == [1, 1, 1]
+
+
+def test_letting_followers_go_keeps_nobody_waiting(db: Database) -> None:
+    """They wait for two messages, which are done one after the other, and a transaction is open in between."""
+    work = Work(db)
+    one, two = post(db, priority=1), post(db, priority=1)
+    followers = [post(db, after=[one, two]) for _ in range(3)]
+    db.tick()
+    [message, _] = work.claim(2)
+    first, second = db.connect(autocommit=False), db.connect()
+    second.execute("set lock_timeout = '2 s'")
+    query = b"select cascade.complete(%s, array[%s]::bigint[])"
+    second.execute(query, (message.claim_id, one))
+    assert work.consume(conn=first) == []
+    second.execute(query, (message.claim_id, two))
+    assert work.claim(10, conn=second) == []
+    first.commit()
+    assert [m.id for m in work.claim(10, conn=second)] == followers
+
+
+@pytest.mark.parametrize("table", ["work_chunk", "queue"])
+def test_a_message_that_moves_while_it_is_looked_for_is_not_finished(db: Database, table: str) -> None:
+    """One that is dispatched, or fails, in between: those that wait for it go on waiting."""
+    db.queue("p")
+    work, other = Work(db), Work(db, queue="p")
+    first = post(db, queue="p")
+    post(db, after_in=f'{{"p": [{first}]}}')
+    db.tick("p")
+    db.tick()
+    messages = other.claim() if table == "work_chunk" else []
+    db.rows("select * from cascade.dispatch_work('q')")
+    by = db.value("select by_subscription from cascade_internal.work_blocker")
+    looking, acting = db.connect(), db.connect(autocommit=False)
+    acting.execute(f"lock table cascade_internal.{table} in access exclusive mode".encode())
+    query = "select cascade_internal.blocker_state(%s, %s)"
+    with at_once(lambda: looking.execute(query, (by, first)).fetchone()) as found:
+        wait_for_lock(db, looking)
+        if messages:
+            acting.execute("select cascade.fail(%s, %s, 'no')", (messages[0].claim_id, first))
+        else:
+            acting.execute("select * from cascade.dispatch_work('p')")
+        acting.commit()
+    assert found == [("open",)]
+    assert work.claim() == []
+
+
+def test_take_gets_a_message_that_is_given_back_while_it_looks(db: Database) -> None:
+    work = Work(db)
+    work.publish(1)
+    [message] = work.claim()
+    taking, acting = db.connect(), db.connect(autocommit=False)
+    acting.execute("lock table cascade_internal.work_claim in access exclusive mode")
+    with at_once(lambda: taking.execute("select id from cascade.take('q', %s)", (message.id,)).fetchall()) as found:
+        wait_for_lock(db, taking)
+        acting.execute("select cascade.release(%s)", (message.claim_id,))
+        acting.commit()
+    assert found == [[(message.id,)]]

@@ -117,7 +117,7 @@ begin
             end if;
             v_left := v_left - v_events;
         end loop;
-        exit when v_left < hand_out.count or v_look = 2 or not cascade_internal.replenish(v_log, v_work);
+        exit when v_left < hand_out.count or v_look = 2 or not cascade_internal.replenish(v_log, v_work, v_claim is null);
         v_hint := cascade_internal.work_register('low', v_id);
     end loop;
     if v_left = hand_out.count then
@@ -311,7 +311,7 @@ $$;
 comment on function cascade_internal.finish_consumed(cascade_internal.work_consumer, timestamptz) is 'Ends the rows that were consumed in this transaction.';
 
 -- Nothing was free: messages whose lease ran out come back, and new ticks are dispatched.  True when it is worth another look.
-create or replace function cascade_internal.replenish(log cascade_internal.queue, work cascade_internal.work_consumer)
+create or replace function cascade_internal.replenish(log cascade_internal.queue, work cascade_internal.work_consumer, in_caller boolean)
 returns boolean
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
@@ -323,7 +323,10 @@ begin
     if exists (select from cascade_internal.work_claim as c where c.subscription_id = v_id and c.until <= clock_timestamp()) then
         v_moved := cascade_internal.reap_claims(replenish.log, replenish.work, false);
     end if;
-    v_moved := v_moved + cascade_internal.tend_rows(replenish.work, clock_timestamp());
+    -- Whoever completes what others wait for is not to wait for a caller's own transaction, which may be a long one.
+    if not replenish.in_caller then
+        v_moved := v_moved + cascade_internal.tend_rows(replenish.work, clock_timestamp());
+    end if;
     if cascade_internal.is_behind(replenish.log, v_id) then
         begin
             perform from cascade_internal.subscription as s where s.subscription_id = v_id for no key update skip locked;
@@ -345,4 +348,4 @@ begin
          where c.subscription_id = v_id and c.state = 'f' and c.no >= cascade_internal.work_register('hint', v_id));
 end
 $$;
-comment on function cascade_internal.replenish(cascade_internal.queue, cascade_internal.work_consumer) is 'Does what a daemon would have done for a consumer that finds nothing.';
+comment on function cascade_internal.replenish(cascade_internal.queue, cascade_internal.work_consumer, boolean) is 'Does what a daemon would have done for a consumer that finds nothing.';

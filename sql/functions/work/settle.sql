@@ -40,19 +40,19 @@ begin
      where w.subscription_id = blocker_state.by_subscription;
     if not found then
         return 'finished';
-    elsif exists (select from cascade_internal.work_dead as d
-                   where d.subscription_id = v_work.subscription_id and d.id = blocker_state.after_id) then
-        return 'dead';
-    elsif exists (select from cascade_internal.work_active as a
-                   where a.subscription_id = v_work.subscription_id and a.id = blocker_state.after_id)
-          or exists (select from cascade_internal.work_waiting as w
-                      where w.subscription_id = v_work.subscription_id and w.id = blocker_state.after_id)
-          or exists (select from cascade_internal.work_held as h
-                      where h.subscription_id = v_work.subscription_id and h.id = blocker_state.after_id)
-          or cascade_internal.is_open(v_work, blocker_state.after_id) then
-        return 'open';
     end if;
-    return case when cascade_internal.was_dispatched(v_work, blocker_state.after_id) then 'finished' else 'unseen' end;
+    -- It may be dispatched, or replayed, between two looks: then the second one sees it.
+    for v_look in 1 .. 2 loop
+        if cascade_internal.is_unfinished(v_work.subscription_id, blocker_state.after_id) then
+            return 'open';
+        elsif exists (select from cascade_internal.work_dead as d
+                       where d.subscription_id = v_work.subscription_id and d.id = blocker_state.after_id) then
+            return 'dead';
+        elsif v_look = 1 and not cascade_internal.was_dispatched(v_work, blocker_state.after_id) then
+            return 'unseen';
+        end if;
+    end loop;
+    return 'finished';
 end
 $$;
 comment on function cascade_internal.blocker_state(integer, bigint) is 'What is known of a message for which others wait.';
@@ -143,12 +143,17 @@ begin
          limit 1000
            for update skip locked
     loop
+        -- One that waits for two may be let go by two sessions at once: neither waits for the other's transaction.
         with gone as (
             delete from cascade_internal.work_after as a
              where a.ctid = any (array(
-                select x.ctid from cascade_internal.work_after as x
+                select x.ctid
+                  from cascade_internal.work_after as x
+                  join cascade_internal.work_held as h
+                    on h.subscription_id = x.subscription_id and h.id = x.id
                  where x.by_subscription = v_blocker.by_subscription and x.after_id = v_blocker.after_id
-                 limit 1000))
+                 limit 1000
+                   for update of h skip locked))
             returning a.subscription_id, a.id),
         freed as (
             update cascade_internal.work_held as h

@@ -166,7 +166,7 @@ begin
     if peek.count is null or peek.count not between 1 and 10000 then
         raise exception 'count must be between 1 and 10000' using errcode = 'QC003', hint = 'For example 10.';
     end if;
-    perform cascade_internal.replenish(v_found.log, v_found.work);
+    perform cascade_internal.replenish(v_found.log, v_found.work, false);
     return query
         select r.id, (v_found.log).name, r.type, r.key, r.payload, r.headers, r.attempt + 1, r."time", r.available_at, null::bigint
           from (select a.id, a.type, a.key, a.payload, a.headers, a.attempt, a."time", a.available_at, a.class
