@@ -72,6 +72,16 @@ def test_a_claim_that_a_seek_overtakes_is_over(db: Database) -> None:
     assert [m.attempt for m in work.claim(3)] == [1, 1, 1]
 
 
+def test_a_message_placed_while_fairness_is_switched_off_is_not_forgotten(db: Database) -> None:
+    work = Work(db, max_active=10)
+    work.publish(1)
+    placing = db.connect(autocommit=False)
+    placing.execute("select * from cascade.dispatch_work()")
+    db.rows("select cascade.alter_consumer('q', 'w', %s)", '{"max_active": null}')
+    placing.commit()
+    assert [m.payload for m in work.claim(5)] == [1]
+
+
 def test_letting_followers_go_keeps_nobody_waiting(db: Database) -> None:
     """They wait for two messages, which are done one after the other, and a transaction is open in between."""
     work = Work(db)
@@ -88,6 +98,23 @@ def test_letting_followers_go_keeps_nobody_waiting(db: Database) -> None:
     assert work.claim(10, conn=second) == []
     first.commit()
     assert [m.id for m in work.claim(10, conn=second)] == followers
+
+
+def test_an_open_transaction_keeps_nobody_from_expiring(db: Database) -> None:
+    """It has taken one of two messages that were drawn together; the other one expires."""
+    work = Work(db, max_active=40)
+    ids = [post(db, expires_at="2099-01-01Z") for _ in range(4)]
+    db.tick()
+    work.complete(work.claim(2)[0].claim_id)
+    consuming, other = db.connect(autocommit=False), db.connect()
+    assert work.consume(conn=consuming) == [1]
+    expire = "update cascade_internal.work_waiting set expires_at = clock_timestamp() where id = %s returning 1"
+    assert db.rows(expire, ids[3])
+    other.execute("set lock_timeout = '2 s'")
+    other.execute("select * from cascade.dispatch_work()")
+    consuming.rollback()
+    db.rows("select * from cascade.dispatch_work()")
+    assert work.result(ids[3])[0] == "expired" and [m.id for m in work.claim(5)] == [ids[2]]
 
 
 @pytest.mark.parametrize("table", ["work_chunk", "queue"])

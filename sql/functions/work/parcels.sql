@@ -202,25 +202,34 @@ end
 $$;
 comment on function cascade_internal.drop_from_parcels(bigint, bigint[]) is 'Takes messages out of a claim''s parcels.';
 
--- Takes messages that are drawn, and nobody has, out of their parcels.
-create or replace function cascade_internal.draw_back(subscription_id integer, ids bigint[])
+-- Takes messages that are drawn, and nobody has, out of their parcels; parcels that another transaction is about to take are waited for, or left.
+create or replace function cascade_internal.draw_back(subscription_id integer, ids bigint[], waits boolean)
 returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
 as $$
+declare
+    v_nos bigint[];
 begin
-    perform from cascade_internal.work_parcel as p
-      where p.subscription_id = draw_back.subscription_id and p.claim_id is null and p.ids && draw_back.ids
-      order by p.no
-        for update;
+    if draw_back.waits then
+        perform from cascade_internal.work_parcel as p
+          where p.subscription_id = draw_back.subscription_id and p.claim_id is null and p.ids && draw_back.ids
+          order by p.no
+            for update;
+    end if;
+    v_nos := array(
+        select p.no from cascade_internal.work_parcel as p
+         where p.subscription_id = draw_back.subscription_id and p.claim_id is null and p.ids && draw_back.ids
+         order by p.no
+           for update skip locked);
     delete from cascade_internal.work_parcel as p
-     where p.subscription_id = draw_back.subscription_id and p.claim_id is null and p.ids <@ draw_back.ids;
+     where p.subscription_id = draw_back.subscription_id and p.no = any (v_nos) and p.ids <@ draw_back.ids;
     update cascade_internal.work_parcel as p
        set ids = array(select x.id from unnest(p.ids) with ordinality as x(id, n) where x.id <> all (draw_back.ids) order by x.n)
-     where p.subscription_id = draw_back.subscription_id and p.claim_id is null and p.ids && draw_back.ids;
+     where p.subscription_id = draw_back.subscription_id and p.no = any (v_nos) and p.ids && draw_back.ids;
 end
 $$;
-comment on function cascade_internal.draw_back(integer, bigint[]) is 'Takes drawn messages that nobody has out of their parcels.';
+comment on function cascade_internal.draw_back(integer, bigint[], boolean) is 'Takes drawn messages that nobody has out of their parcels.';
 
 -- Whether a waiting message is drawn, or in somebody's hands.  Who wants to remove it locks its row first and asks then, in a new statement.
 create or replace function cascade_internal.is_in_parcel(subscription_id integer, id bigint, claimed_only boolean)

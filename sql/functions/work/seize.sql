@@ -72,7 +72,7 @@ begin
      where a.subscription_id = v_id and a.id = any (seize_waiting.ids) and a.claim_id is null;
     -- Those that are drawn are drawn back; in a new statement it is certain which ones somebody has.
     perform from cascade_internal.work_waiting as w where w.subscription_id = v_id and w.id = any (seize_waiting.ids) order by w.id for update;
-    perform cascade_internal.draw_back(v_id, seize_waiting.ids);
+    perform cascade_internal.draw_back(v_id, seize_waiting.ids, true);
     with gone as (
         delete from cascade_internal.work_waiting as w
          where w.subscription_id = v_id and w.id = any (seize_waiting.ids)

@@ -16,7 +16,7 @@ begin
               order by x.look_at
               limit 200) as b;
     perform cascade_internal.expire_rows(tend_rows.work, tend_rows.at);
-    v_count := cascade_internal.bring_due(tend_rows.work, tend_rows.at, 20000);
+    v_count := cascade_internal.bring_due(tend_rows.work, tend_rows.at, 20000) + cascade_internal.key_strays(tend_rows.work);
     if v_count > 0 then
         perform pg_notify('cascade_work_' || v_id, '');
     end if;
@@ -24,6 +24,27 @@ begin
 end
 $$;
 comment on function cascade_internal.tend_rows(cascade_internal.work_consumer, timestamptz) is 'Does what time brings to messages that have rows.';
+
+-- Messages that another transaction placed for fairness while it was switched off are found by nobody who draws without it.
+create or replace function cascade_internal.key_strays(work cascade_internal.work_consumer)
+returns bigint
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set jit = off
+as $$
+declare
+    v_id constant integer := (key_strays.work).subscription_id;
+begin
+    if (key_strays.work).max_active is null and not (key_strays.work).by_key
+       and (exists (select from cascade_internal.work_waiting as w where w.subscription_id = v_id and w.topic > '')
+            or exists (select from cascade_internal.work_waiting as w where w.subscription_id = v_id and w.topic = '' and w.org > 0)
+            or exists (select from cascade_internal.work_waiting as w where w.subscription_id = v_id and w.topic = '' and w.org < 0)) then
+        perform cascade_internal.key_anew(w) from cascade_internal.work_consumer as w where w.subscription_id = v_id;
+        return 1;
+    end if;
+    return 0;
+end
+$$;
+comment on function cascade_internal.key_strays(cascade_internal.work_consumer) is 'Keys messages anew that were placed as fairness was switched off.';
 
 -- Removes expired messages that nobody has in hand.
 create or replace function cascade_internal.expire_rows(work cascade_internal.work_consumer, at timestamptz)
@@ -41,7 +62,7 @@ begin
          limit 1000
            for update skip locked);
     if v_ids <> '{}' then
-        perform cascade_internal.draw_back(v_id, v_ids);
+        perform cascade_internal.draw_back(v_id, v_ids, false);
     end if;
     -- In a new statement, since some may have been drawn just before: those that somebody has are not expired.
     with waiting as (
