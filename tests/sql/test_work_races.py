@@ -82,6 +82,22 @@ def test_a_message_placed_while_fairness_is_switched_off_is_not_forgotten(db: Da
     assert [m.payload for m in work.claim(5)] == [1]
 
 
+def test_followers_of_purged_messages_go_on(db: Database) -> None:
+    work = Work(db)
+    first = post(db)
+    follower = post(db, after=[first])
+    db.tick()
+
+    def is_certain() -> bool:
+        db.rows("select * from cascade.dispatch_work()")
+        return bool(db.value("select is_certain from cascade_internal.work_blocker"))
+
+    eventually(is_certain)
+    assert db.value("select cascade.purge_work('q', 'w', state => 'waiting')") == 1
+    assert work.result(first)[0] == "cancelled"
+    eventually(lambda: [m.id for m in work.claim()] == [follower])
+
+
 def test_letting_followers_go_keeps_nobody_waiting(db: Database) -> None:
     """They wait for two messages, which are done one after the other, and a transaction is open in between."""
     work = Work(db)

@@ -99,7 +99,8 @@ begin
                coalesce(sum(c.events * extract(epoch from c.done_at - c.claimed_at)), 0) as worked
           into v_done
           from cascade_internal.work_chunk as c
-         where c.subscription_id = v_work.subscription_id and c.state = 'd' and c.done_at > v_now - interval '1 hour';
+         where c.subscription_id = v_work.subscription_id and c.state = 'd' and c.done_at > v_now - interval '1 hour'
+           and c.claimed_at is not null; -- Others were purged.
         select count(*) filter (where h.outcome = 'done' and h.ended_at > v_now - interval '1 min') as minute,
                count(*) filter (where h.outcome = 'done') as hour,
                count(*) filter (where h.outcome = 'failed') as failed,

@@ -129,7 +129,7 @@ begin
                   from cascade_internal.work_history as h
                  where h.subscription_id = v_id and h.id = work_result.id and h.outcome in ('done', 'expired', 'taken', 'cancelled')
                 union all
-                select 'done', null, null, 1, c.done_at
+                select case when c.claimed_at is null then 'cancelled' else 'done' end, null, null, (c.claimed_at is not null)::integer, c.done_at
                   from cascade_internal.work_chunk as c
                  where c.subscription_id = v_id and c.state = 'd'
                    and work_result.id between c.first_id and c.last_id

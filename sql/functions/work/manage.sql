@@ -110,6 +110,10 @@ begin
              where c.subscription_id = v_id and c.state = 'f'
             returning coalesce(cardinality(c."open"), c.events) as events)
         select coalesce(sum(g.events), 0) into v_count from gone as g;
+        -- Whoever waits for one of them is to look again.
+        update cascade_internal.work_blocker as b
+           set is_certain = false, look_at = '-infinity'
+         where b.by_subscription = v_id and b.state = 'w' and v_count > 0;
     end if;
     v_ids := array(
         select x.id from (
