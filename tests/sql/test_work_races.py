@@ -116,6 +116,17 @@ def test_letting_followers_go_keeps_nobody_waiting(db: Database) -> None:
     assert [m.id for m in work.claim(10, conn=second)] == followers
 
 
+def test_an_expired_message_does_not_hide_the_next_of_its_key(db: Database) -> None:
+    work = Work(db, order="key")
+    post(db, key="k", expires_at="2099-01-01Z")
+    second = post(db, key="k")
+    db.tick()
+    db.rows("select * from cascade.dispatch_work()")
+    expire = "update cascade_internal.work_waiting set expires_at = clock_timestamp() where id < %s returning 1"
+    assert db.rows(expire, second)
+    assert [m.id for m in work.claim()] == [second]
+
+
 def test_an_open_transaction_keeps_nobody_from_expiring(db: Database) -> None:
     """It has taken one of two messages that were drawn together; the other one expires."""
     work = Work(db, max_active=40)

@@ -248,16 +248,20 @@ begin
        or exists (select from cascade_internal.work_held as h where h.subscription_id = v_id and h.org = draw_key.org and h.attempt > 0) then
         return 0;
     end if;
-    perform from cascade_internal.work_waiting as w
-      where w.subscription_id = v_id and w.class = 3
-        and w.id = (select o.id from cascade_internal.work_waiting as o
-                     where o.subscription_id = v_id and o.class = 3 and o.topic = '' and o.org = draw_key.org
-                     order by o.id limit 1)
-        for update skip locked;
-    if not found then
-        return 0;
-    end if;
-    return cascade_internal.move_waiting(draw_key.work, 3::smallint, draw_key.org, 1, draw_key.claim_id, draw_key.at);
+    loop
+        perform from cascade_internal.work_waiting as w
+          where w.subscription_id = v_id and w.class = 3
+            and w.id = (select o.id from cascade_internal.work_waiting as o
+                         where o.subscription_id = v_id and o.class = 3 and o.topic = '' and o.org = draw_key.org
+                         order by o.id limit 1)
+            for update skip locked;
+        if not found then
+            return 0;
+        elsif cascade_internal.move_waiting(draw_key.work, 3::smallint, draw_key.org, 1, draw_key.claim_id, draw_key.at) = 1 then
+            return 1;
+        end if;
+        -- That one had expired, and is gone: the next.
+    end loop;
 end
 $$;
 comment on function cascade_internal.draw_key(cascade_internal.work_consumer, bigint, bigint, timestamptz) is 'Hands out the oldest message of a key, if it is free.';
