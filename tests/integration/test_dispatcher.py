@@ -66,6 +66,33 @@ async def test_a_delayed_message_is_ready_when_it_is_due_and_workers_are_told(se
     assert late >= 0
 
 
+async def test_a_dispatcher_that_sleeps_is_told_what_is_due_in_a_moment(db: Database) -> None:
+    """A failure, and a delayed message that a worker has dispatched for itself."""
+    db.queue()
+    db.rows("select cascade.subscribe('q', 'w', mode => 'work')")
+    db.insert(1)
+    db.tick()
+    claim_id, first = db.rows("select claim_id, id from cascade.claim('q', 'w')")[0]
+    dispatcher = Dispatcher(db.dsn, interval_s=3600)
+    sleeping = asyncio.create_task(dispatcher.run(asyncio.Event()))
+    asleep = (
+        "select count(*) from pg_stat_activity where datname = current_database() and state = 'idle'"
+        " and query like '%next_work_due%' and pid <> pg_backend_pid()"
+    )
+    await until(db, asleep, 1)
+    db.rows("select cascade.fail(%s, %s, 'no', '300 ms')", claim_id, first)
+    await until(db, READY, 1)
+    await until(db, asleep, 1)
+    with db.connect(autocommit=False) as ours:
+        ours.execute("select cascade.post('q', '2', delay => '300 ms')")
+        ours.commit()
+        ours.execute("select cascade.tick('q')")
+        ours.execute("select * from cascade.dispatch_work()")
+    await until(db, READY, 2)
+    sleeping.cancel()
+    await asyncio.wait((sleeping,))
+
+
 async def test_a_queue_that_is_made_later_is_dispatched_as_well(served: Database) -> None:
     served.queue("later")
     served.rows("select cascade.subscribe('later', 'w', mode => 'work')")

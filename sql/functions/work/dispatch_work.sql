@@ -231,22 +231,6 @@ end
 $$;
 comment on function cascade_internal.mend_registers(integer) is 'Sets the registers of a consumer in work mode where they belong.';
 
--- Whether a plain message is unfinished: what waits for it asks.
-create or replace function cascade_internal.is_open(work cascade_internal.work_consumer, id bigint)
-returns boolean
-language plpgsql volatile set search_path = pg_catalog, pg_temp
-as $$
-begin
-    return exists (select from cascade_internal.work_chunk as c
-                    where c.subscription_id = (is_open.work).subscription_id
-                      and c.no >= cascade_internal.work_register('low', (is_open.work).subscription_id)
-                      and c.state <> 'd'
-                      and is_open.id between c.first_id and c.last_id
-                      and is_open.id = any (coalesce(c."open", c.ids, array[is_open.id])));
-end
-$$;
-comment on function cascade_internal.is_open(cascade_internal.work_consumer, bigint) is 'Whether a plain message is unfinished.';
-
 create or replace function cascade_internal.dispatched_tick(work cascade_internal.work_consumer)
 returns bigint
 language plpgsql volatile set search_path = pg_catalog, pg_temp

@@ -11,6 +11,7 @@ declare
     v_count    bigint;
     v_bad      bigint;
     v_blockers cascade_internal.blocker[];
+    v_due      timestamptz;
 begin
     execute format($sql$
         with event as materialized (
@@ -47,7 +48,8 @@ begin
               from message as m cross join unnest(m.blockers) as b
             on conflict on constraint work_blocker_pkey do nothing)
         select count(*), (select count(*) from event as e where (e.o).problem is not null and e.attempt = 0),
-               (select array_agg(distinct b) from message as x cross join unnest(x.blockers) as b)
+               (select array_agg(distinct b) from message as x cross join unnest(x.blockers) as b),
+               (select min(x.due) from message as x where x.due > $2)
           from message as m
         $sql$,
         place_rows.query,
@@ -56,13 +58,17 @@ begin
         case when (place_rows.work).by_key then 'hashtextextended(coalesce(''k'' || e.key, e.id::text), 0)'
              when (place_rows.work).max_active is not null then 'hashtextextended(coalesce(e.key, ''''), 0)'
              else '0' end)
-       into v_count, v_bad, v_blockers
+       into v_count, v_bad, v_blockers, v_due
       using place_rows.work, place_rows.at;
     if v_blockers is not null then
         perform cascade_internal.keep_blockers(v_blockers);
     end if;
     if v_bad > 0 then
         update cascade_internal.work_count as c set misoptioned = c.misoptioned + v_bad where c.subscription_id = v_id;
+    end if;
+    -- A daemon that sleeps has not heard of what is due before it looks again.
+    if v_due < place_rows.at + interval '2 s' then
+        perform pg_notify('cascade_work_due', '');
     end if;
     return v_count;
 end

@@ -21,12 +21,15 @@ end;
 comment on function cascade.work_channel(text, text) is 'The channel that is notified when messages are ready for a consumer.';
 
 -- cascade.work_channels() returns the channels on which ticks are announced of the queues that have consumers in work
--- mode.  The daemon listens to them, and has new events dispatched.
+-- mode, and the one on which messages are that are due within moments.  The daemon listens to them, and has events dispatched.
 create or replace function cascade.work_channels()
 returns setof text
 language sql stable security definer set search_path = pg_catalog, pg_temp
 begin atomic
-    select distinct 'cascade_tick_' || w.queue_id
+    select 'cascade_tick_' || w.queue_id
+      from cascade_internal.work_consumer as w
+    union
+    select 'cascade_work_due'
       from cascade_internal.work_consumer as w;
 end;
-comment on function cascade.work_channels() is 'The channels of the queues that have consumers in work mode.';
+comment on function cascade.work_channels() is 'The channels that the daemon listens to for consumers in work mode.';
