@@ -139,6 +139,24 @@ def test_a_plan_that_is_stale_changes_nothing(pair: tuple[Node, Node]) -> None:
     assert state.ticks == s2.log().ticks
 
 
+def test_an_event_elsewhere_that_has_the_id_of_an_extra_one_stays(pair: tuple[Node, Node]) -> None:
+    """Who puts an event into a copy takes the next id; the root gives it to another one later."""
+    s1, s2 = pair
+    twin, tick = events(s2)[6]
+    s1.insert(5)
+    s1.tick()
+    assert s2.catch_up()
+    id = events(s2)[-1][0]
+    s2.rows(
+        f"insert into {table(s2)} (id, txid, payload) select %s, txid, '9' from {table(s2)} where id = %s returning 1",
+        id,
+        twin,
+    )
+    done = repair(s2, [stretch(s2, tick - 1, tick, [id])], [id])
+    assert (done["removed"], done["added"]) == (1, 0)
+    assert same(s1, s2) and events(s2)[-1][0] == id
+
+
 def test_only_a_branch_is_repaired(nodes: Nodes) -> None:
     s1 = nodes.root()
     leaf = nodes.add("s2", s1, role="leaf")

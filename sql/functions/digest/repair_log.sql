@@ -1,6 +1,6 @@
 -- cascade.repair_log(set, provider, plan, stretches, ids): makes stretches of this branch's log what its provider has, in one transaction, and
 -- journals every event that is taken out or put in.  Each stretch says after which tick it begins and up to which it goes, the digest that was found
--- here and the one that is wanted, and has the provider's ticks, and those of its events that have one of the ids.  All events here with those
+-- here and the one that is wanted, and has the provider's ticks, and those of its events that have one of the ids.  The events here with those
 -- ids are taken out first.  Refused (QC209) when a stretch is not as it was found, and when it would not become what is wanted.
 --
 -- It locks what copying locks, so that a batch is copied before or after, and what taking a place in the queue locks, so that rotation
@@ -40,7 +40,7 @@ begin
             (select coalesce(jsonb_agg(s.value::jsonb - 'ticks' - 'events'), '[]') from json_array_elements(repair_log.stretches) as s),
             '[]', 0, 0, cascade_internal.who_passed(v_queue, repair_log.stretches))
     returning * into v_repair;
-    v_repair.removed := cascade_internal.remove_events(v_queue, v_repair.repair_id, repair_log.ids);
+    v_repair.removed := cascade_internal.remove_events(v_queue, v_repair.repair_id, repair_log.stretches, repair_log.ids);
     for v_stretch in select s.value from json_array_elements(repair_log.stretches) as s loop
         v_repair.ticks := v_repair.ticks || cascade_internal.replace_ticks(v_queue, v_stretch);
     end loop;
@@ -108,12 +108,17 @@ end
 $$;
 comment on function cascade_internal.who_passed(cascade_internal.queue, json) is 'Consumers that were given what comes after the first of some stretches.';
 
--- Wherever they are: an event that was moved to another tick must not stay there.
-create or replace function cascade_internal.remove_events(queue cascade_internal.queue, repair_id bigint, ids bigint[])
+-- Those of the stretches, and wherever they are those that are put back: an event that was moved to another tick must not stay there.  One that
+-- merely has such an id, in a tick of which the plan says nothing, is another event.
+create or replace function cascade_internal.remove_events(queue cascade_internal.queue, repair_id bigint, stretches json, ids bigint[])
 returns bigint
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
 declare
+    v_back  constant bigint[] := array(select (e.value->>'id')::bigint from json_array_elements(remove_events.stretches) as s
+                                        cross join lateral json_array_elements(s.value->'events') as e);
+    v_ids   bigint[];
+    v_txids bigint[];
     v_slot  integer;
     v_done  bigint;
     v_count bigint := 0;
@@ -121,20 +126,24 @@ begin
     if remove_events.ids = '{}' then
         return 0;
     end if;
+    select array_agg(e.id), array_agg(e.txid) into v_ids, v_txids
+      from json_to_recordset(remove_events.stretches) as s(from_tick bigint, to_tick bigint)
+     cross join lateral cascade.read_log((remove_events.queue).name, s.from_tick, s.to_tick, remove_events.ids) as e;
     for v_slot in 0 .. (remove_events.queue).slots - 1 loop
         execute format(
-            'with gone as (delete from cascade_internal.event_%s_%s as e where e.id = any ($1) returning e.*)'
+            'with gone as (delete from cascade_internal.event_%s_%s as e where e.id = any ($1)'
+            ' and (e.id = any ($3) or (e.id, e.txid) in (select x.id, x.txid from unnest($4, $5) as x(id, txid))) returning e.*)'
             ' insert into cascade_internal.repair_event (repair_id, is_removed, id, "time", txid, type, key, payload, headers, origin, origin_id)'
             ' select $2, true, e.id, e."time", e.txid, e.type, e.key, e.payload, e.headers, e.origin, e.origin_id from gone as e',
             (remove_events.queue).queue_id, v_slot)
-          using remove_events.ids, remove_events.repair_id;
+          using remove_events.ids, remove_events.repair_id, v_back, v_ids, v_txids;
         get diagnostics v_done = row_count;
         v_count := v_count + v_done;
     end loop;
     return v_count;
 end
 $$;
-comment on function cascade_internal.remove_events(cascade_internal.queue, bigint, bigint[]) is 'Takes events out of the log, and keeps them in the journal.';
+comment on function cascade_internal.remove_events(cascade_internal.queue, bigint, json, bigint[]) is 'Takes events out of the log, and keeps them in the journal.';
 
 -- Replaces the ticks of a stretch and returns those that were there before and are not now.  A tick that was lost gets the generations between
 -- which its events can be: those of its neighbours.
