@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 
-from tests.fixtures.database import Database
+from tests.fixtures.database import Database, eventually
 
 
 def refused(db: Database, query: str, *arguments: Any) -> str:
@@ -41,6 +44,25 @@ def publish(db: Database, staging: uuid.UUID, **counts: tuple[int, int]) -> int:
             staging, tasks, [attempt for attempt, _ in counts.values()], [rows for _, rows in counts.values()],
         )
     )  # fmt: skip
+
+
+def drop(db: Database, staging: uuid.UUID) -> int:
+    """Give staged rows up; returns 1 when there was something."""
+    return int(db.value("select cascade.drop_staging(%s)", staging))
+
+
+@contextmanager
+def in_thread(call: Callable[[], Any]) -> Iterator[Future[Any]]:
+    """Make a call while the block runs, which lets it end."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(call)
+
+
+def wait_for_lock(db: Database) -> None:
+    """Wait until a session of this database waits for another."""
+    conn = db.connect()
+    query = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    eventually(lambda: conn.execute(query).fetchone() is not None)
 
 
 def log(db: Database) -> list[Any]:
@@ -101,6 +123,36 @@ def test_a_named_job_is_published_once_and_taken_over_by_who_runs_it_again(db: D
     }
     assert db.value("select count(*) from cascade_internal.staged") == 0
     assert log(db) == [2]
+
+
+def test_of_two_who_begin_a_job_at_once_the_second_takes_it_over(db: Database) -> None:
+    db.queue()
+    conn = db.connect(autocommit=False)
+    [first] = conn.execute("select cascade.begin_staging('q', 'nightly')").fetchone() or ()
+    with in_thread(lambda: db.value("select cascade.begin_staging('q', 'nightly')")) as begun, conn:
+        wait_for_lock(db)
+    assert begun.result() not in (None, first)
+    assert refused(db, "select cascade.publish_staging(%s, '{}', '{}', '{}')", first) == "QC209"
+
+
+@pytest.mark.parametrize("is_published", [True, False])
+def test_rows_that_come_too_late_are_refused_and_leave_nothing(db: Database, is_published: bool) -> None:
+    """A task may still be handing over its rows when the job has ended."""
+    db.queue()
+    staging = db.value("select cascade.begin_staging('q', 'nightly')")
+    stage(db, staging, 0, 1, "1")
+    conn = db.connect(autocommit=False)
+    conn.execute(
+        "select cascade.stage(%s, 0, 2, 0, '{null}', '{null}', '{\"2\"}'::text[]::json[], '{null}'::json[])", (staging,)
+    )
+    end = (lambda: publish(db, staging, t0=(1, 1))) if is_published else (lambda: drop(db, staging))
+    with in_thread(end) as ended, conn:
+        wait_for_lock(db)
+    assert ended.result() == 1
+    with pytest.raises(psycopg.Error) as caught:
+        stage(db, staging, 0, 3, "3")
+    assert caught.value.sqlstate == "QC209"
+    assert db.value("select count(*) from cascade_internal.staged") == 0
 
 
 def test_staged_rows_keep_the_rules_of_producers(db: Database) -> None:

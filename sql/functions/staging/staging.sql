@@ -34,7 +34,7 @@ begin
     loop
         delete from cascade_internal.staged as d where d.staging_uid = v_old;
     end loop;
-    if begin_staging.name is not null then
+    loop
         select s.* into v_staging
           from cascade_internal.staging as s
          where s.queue_id = v_queue.queue_id and s.name = begin_staging.name
@@ -44,10 +44,13 @@ begin
         end if;
         delete from cascade_internal.staged as d where d.staging_uid = v_staging.staging_uid;
         delete from cascade_internal.staging as s where s.staging_uid = v_staging.staging_uid;
-    end if;
-    insert into cascade_internal.staging (queue_id, name, begun_by, is_verbatim)
-    values (v_queue.queue_id, begin_staging.name, begin_staging.caller, coalesce(begin_staging.verbatim, false))
-    returning staging.staging_uid into v_old;
+        insert into cascade_internal.staging (queue_id, name, begun_by, is_verbatim)
+        values (v_queue.queue_id, begin_staging.name, begin_staging.caller, coalesce(begin_staging.verbatim, false))
+        on conflict on constraint staging_name_key do nothing
+        returning staging.staging_uid into v_old;
+        -- Of two who begin it at once the second takes it over, too.
+        exit when found;
+    end loop;
     return v_old;
 end
 $$;
@@ -92,6 +95,14 @@ declare
     v_staging cascade_internal.staging := cascade_internal.find_staging(stage.staging, stage.caller);
     v_queue   cascade_internal.queue;
 begin
+    -- Publishing and giving up wait for this call, or it comes too late: no row is left behind that nobody will remove.
+    perform from cascade_internal.staging as s
+      where s.staging_uid = v_staging.staging_uid and s.published_at is null
+        for key share;
+    if not found then
+        raise exception 'what was staged as % is published, or was given up', v_staging.staging_uid
+            using errcode = 'QC209', hint = 'Rows that come after that count for nothing: run the job again if it failed.';
+    end if;
     select q.* into v_queue from cascade_internal.queue as q where q.queue_id = v_staging.queue_id;
     perform cascade_internal.check_producer(v_queue, stage.caller);
     perform cascade_internal.check_type(t) from unnest(stage.types) as t where t like 'cascade.%';
