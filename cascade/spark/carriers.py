@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 
@@ -24,6 +24,12 @@ from cascade.topology.terms import left_at
 
 #: What digest_spans() is asked about at once: so many stretches of each log.
 PARTS = 256
+#: What a log has, and a sample of its database's hashes: databases that agree on it agree on quick digests.
+MEASURE: LiteralString = (
+    "select m.*, hashint8extended(timestamp_hash_extended(timestamp '2026-01-31 12:00:00.123456', 1)"
+    " # hashtextextended(getdatabaseencoding()::text, 2) # hashtextextended(repeat('0123456789', 30), 3), 7)"
+    " from cascade.measure_log(%s, %s) as m"
+)
 #: A place that every node has: where its log begins, or ends.
 EARLIEST, LATEST = "earliest", "latest"
 
@@ -47,6 +53,8 @@ class Carrier:
     #: The last tick that it has in common with the set, when it went on from there by itself.
     fork_tick: int | None = None
     bounds: tuple[int, ...] = ()
+    #: A sample of the database's own hashes.
+    sample: int = 0
 
     @property
     def end(self) -> int:
@@ -108,7 +116,7 @@ async def _look(topology: Topology, set_name: str, nodes: Sequence[str] | None, 
     silent = {name: str(observed.silent[name]) for name in wanted if name in observed.silent}
     silent |= {name: "it has no node of the set" for name in wanted if name in observed.missing and nodes is not None}
     views = [observed.views[name] for name in wanted if name in observed.views and observed.views[name].is_carrier]
-    queries = [(dsns[view.node], "select * from cascade.measure_log(%s, %s)", (set_name, PARTS)) for view in views]
+    queries = [(dsns[view.node], MEASURE, (set_name, PARTS)) for view in views]
     measured = await asyncio.gather(*(_rows(*query, timeout_s=timeout_s * 6) for query in queries))
     found: dict[str, Carrier] = {}
     for view, rows in sorted(zip(views, measured, strict=True), key=lambda pair: _depth(observed, pair[0])):
@@ -120,7 +128,7 @@ async def _look(topology: Topology, set_name: str, nodes: Sequence[str] | None, 
 
 
 def _carrier(view: View, row: Sequence[Any], dsn: str, observed: Observed) -> Carrier:
-    first_tick, last_tick, _, events, first_time, last_time, is_dirty, bounds = row
+    first_tick, last_tick, _, events, first_time, last_time, is_dirty, bounds, sample = row
     fork = left_at(view.tick, observed.terms, observed.tip) if len(observed.tips) == 1 else None
     return Carrier(
         node=view.node,
@@ -135,6 +143,7 @@ def _carrier(view: View, row: Sequence[Any], dsn: str, observed: Observed) -> Ca
         is_dirty=is_dirty and fork is None,
         fork_tick=fork.tick_id if fork else None,
         bounds=tuple(bounds),
+        sample=sample,
     )
 
 

@@ -48,13 +48,15 @@ class Task:
     queue: str
     stretches: tuple[tuple[int, int, int], ...]
     ids: tuple[int, ...] = ()
+    #: All carriers hash alike, so quick digests can be compared.
+    is_quick: bool = False
 
 
 def spans(task: Task) -> Iterator[Row]:
     """Yield a digest per stretch; stretches follow one another."""
     bounds = [task.stretches[0][1], *(to_tick for _, _, to_tick in task.stretches)]
-    query = "select * from cascade.digest_spans(%s, %s)"
-    yield from _ask(task, SPANS, [(0, query, (task.queue, bounds))])
+    query = "select * from cascade.digest_spans(%s, %s, %s)"
+    yield from _ask(task, SPANS, [(0, query, (task.queue, bounds, task.is_quick))])
 
 
 def ticks(task: Task) -> Iterator[Row]:

@@ -153,9 +153,12 @@ class Work:
 
         tasks = []
         parts = min(2 * self.cores(), MOST_TASKS)
+        is_quick = len({carrier.sample for carrier in self.alive.values()}) == 1
         for carrier in self.alive.values():
             own = [(n, a, b) for n, (a, b) in enumerate(spans) if carrier.first_tick <= a and b <= carrier.end]
-            tasks += [self.task(carrier, part) for part in _parts(own, -(-len(own) // parts))]
+            tasks += [
+                replace(self.task(carrier, part), is_quick=is_quick) for part in _parts(own, -(-len(own) // parts))
+            ]
         # So that the tasks of one moment ask different databases.
         tasks.sort(key=lambda task: task.stretches[0][0])
         frame = self.run(digests.spans, tasks, digests.SPANS, STEPS[0])

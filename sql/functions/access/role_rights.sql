@@ -133,7 +133,7 @@ as $$
            'cascade.certificate_report(text, uuid),'
            'cascade.amend_certificate(text, uuid, jsonb),'
            'cascade.measure_log(text, integer),'
-           'cascade.digest_spans(text, bigint[]),'
+           'cascade.digest_spans(text, bigint[], boolean),'
            'cascade.digest_ticks(text, bigint, bigint),'
            'cascade.digest_events(text, bigint, bigint),'
            'cascade.read_log(text, bigint, bigint, bigint[]),'
