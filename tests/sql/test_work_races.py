@@ -82,6 +82,21 @@ def test_a_message_placed_while_fairness_is_switched_off_is_not_forgotten(db: Da
     assert [m.payload for m in work.claim(5)] == [1]
 
 
+def test_messages_are_completed_while_they_are_keyed_anew(db: Database) -> None:
+    """Altering a consumer changes the rows of messages in hand."""
+    work = Work(db, max_active=40)
+    ids = [post(db) for _ in range(3)]
+    db.tick()
+    [first, *_] = work.claim(3)
+    altering, completing = db.connect(autocommit=False), db.connect()
+    altering.execute("update cascade_internal.work_waiting set org = org + 1 where id < %s", (ids[2],))
+    with at_once(lambda: completing.execute("select cascade.complete(%s)", (first.claim_id,)).fetchone()) as found:
+        wait_for_lock(db, completing)
+        altering.commit()
+    assert found == [(3,)]
+    assert work.states() == {} and work.result(ids[0])[0] == "done"
+
+
 def test_followers_of_purged_messages_go_on(db: Database) -> None:
     work = Work(db)
     first = post(db)

@@ -113,22 +113,28 @@ begin
           from cascade_internal.work_parcel as p
          where p.claim_id = (finish_parcels.claim).claim_id and p.subscription_id = v_id
     loop
-        continue when v_part.ids = '{}';
-        with gone as (
-            delete from cascade_internal.work_waiting as w
-             where w.class = v_part.class
-               and w.ctid = any (array(
-                select r.ctid
-                  from unnest(v_part.ids) as i(id)
-                 cross join lateral (
-                    select x.ctid from cascade_internal.work_waiting as x
-                     where x.subscription_id = v_id and x.class = v_part.class and x.id = i.id
-                    offset 0) as r))
-            returning w.id, w.attempt, w.available_at)
-        select array_agg(g.id) as ids, array_agg(g.attempt) as attempts, min(g.available_at) as oldest into v_gone from gone as g;
-        v_done := v_done || v_gone.ids;
-        v_again := v_again || v_gone.attempts;
-        v_oldest := least(v_oldest, v_gone.oldest);
+        while v_part.ids <> '{}' loop
+            with gone as (
+                delete from cascade_internal.work_waiting as w
+                 where w.class = v_part.class
+                   and w.ctid = any (array(
+                    select r.ctid
+                      from unnest(v_part.ids) as i(id)
+                     cross join lateral (
+                        select x.ctid from cascade_internal.work_waiting as x
+                         where x.subscription_id = v_id and x.class = v_part.class and x.id = i.id
+                        offset 0) as r))
+                returning w.id, w.attempt, w.available_at)
+            select array_agg(g.id) as ids, array_agg(g.attempt) as attempts, min(g.available_at) as oldest into v_gone from gone as g;
+            v_done := v_done || coalesce(v_gone.ids, '{}');
+            v_again := v_again || coalesce(v_gone.attempts, '{}');
+            v_oldest := least(v_oldest, v_gone.oldest);
+            exit when cardinality(v_gone.ids) = cardinality(v_part.ids);
+            -- Rows that were just keyed anew, as fairness was altered, are other versions, and were not found where they were.
+            v_part.ids := array(
+                select w.id from cascade_internal.work_waiting as w
+                 where w.subscription_id = v_id and w.class = v_part.class and w.id = any (v_part.ids));
+        end loop;
     end loop;
     if v_done = '{}' then
         return v_done;

@@ -127,7 +127,9 @@ as $$
 begin
     for v_look in 1 .. case when may_draw.has_nothing then 50 else 1 end loop
         if pg_try_advisory_xact_lock(1467642722, may_draw.subscription_id) then
-            return true;
+            -- Fairness may have been switched off since the caller looked.
+            return exists (select from cascade_internal.work_consumer as w
+                            where w.subscription_id = may_draw.subscription_id and w.max_active is not null);
         elsif may_draw.has_nothing then
             perform pg_sleep(0.001);
         end if;

@@ -205,18 +205,22 @@ create or replace function cascade_internal.end_fairness(work cascade_internal.w
 returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_claim bigint;
 begin
-    if not exists (select from cascade_internal.work_parcel as p where p.subscription_id = (end_fairness.work).subscription_id) then
-        return;
-    end if;
-    -- Nobody draws meanwhile, and nobody settles a claim.
+    -- Nobody draws meanwhile, nor after this (may_draw).
     perform pg_advisory_xact_lock(1467642722, (end_fairness.work).subscription_id);
-    perform from cascade_internal.work_claim as c where c.subscription_id = (end_fairness.work).subscription_id order by c.claim_id for update;
     delete from cascade_internal.work_parcel as p
      where p.subscription_id = (end_fairness.work).subscription_id and p.claim_id is null;
-    perform cascade_internal.unpack_parcels(end_fairness.work, c.claim_id, null)
-       from (select distinct p.claim_id from cascade_internal.work_parcel as p
-              where p.subscription_id = (end_fairness.work).subscription_id) as c;
+    -- A claim first, and then what it holds, as everybody does.
+    for v_claim in
+        select distinct p.claim_id from cascade_internal.work_parcel as p
+         where p.subscription_id = (end_fairness.work).subscription_id
+         order by p.claim_id
+    loop
+        perform from cascade_internal.work_claim as c where c.claim_id = v_claim for update;
+        perform cascade_internal.unpack_parcels(end_fairness.work, v_claim, null);
+    end loop;
 end
 $$;
 comment on function cascade_internal.end_fairness(cascade_internal.work_consumer) is 'Gives up the parcels of a consumer.';
