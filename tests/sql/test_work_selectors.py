@@ -87,6 +87,7 @@ BAD = [
     ("", "", 1),
     ('$.a like_regex "("', "", 18),
     ("drop table x", "", 5),
+    ("$.payload.n == $x", "no variables", 16),
 ]
 
 
@@ -100,3 +101,4 @@ def test_a_bad_selector_is_refused_with_the_place_of_its_error(db: Database) -> 
     with refused("QC232", "has 4001 characters"):
         Work(db, selector="$" + " " * 4000)
     assert db.value("select count(*) from cascade_internal.subscription") == 0
+    Work(db, selector='$.type like_regex "^a$" && $.key == "$x"')

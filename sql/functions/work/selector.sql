@@ -43,6 +43,12 @@ begin
         raise exception 'the selector has % characters', v_bad
             using errcode = 'QC232', hint = 'Up to 4000.';
     elsif v_problem is null then
+        -- Without its strings, only a variable is a dollar before a name.  Reading one fails, whatever the event.
+        if regexp_replace(read_selector.selector::jsonpath::text, '"(\\.|[^"\\])*"', 'S', 'g') like '%$S%' then
+            raise exception 'the selector is no jsonpath: there are no variables, at character %',
+                            strpos(read_selector.selector, substring(read_selector.selector from '\$["_[:alpha:]]'))
+                using errcode = 'QC232', hint = 'Write the value.';
+        end if;
         return read_selector.selector::jsonpath;
     end if;
     while v_bad - v_good > 1 loop
