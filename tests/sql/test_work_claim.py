@@ -247,6 +247,17 @@ def test_how_long_a_message_waits(db: Database, options: dict[str, Any], expecte
     assert work.fail(held, retry_in="1 hour") is None, "the last attempt"
 
 
+def test_numbers_are_numbers_however_they_are_written(db: Database) -> None:
+    db.queue()
+    work = Work(db, chunk_size=50.0, max_attempts="2", backoff_delay=0)
+    work.publish_many(60)
+    messages = work.claim(60)
+    assert [row[1] for row in chunks(work)] == [50, 10]
+    db.rows("select cascade.alter_consumer('q', 'w', '{\"max_attempts\": 1.0}')")
+    assert work.fail(messages[0]) is None
+    assert db.value("select options from cascade.work") == {"chunk_size": 50, "max_attempts": 1, "backoff_delay": 0}
+
+
 def test_a_failure_may_say_when_to_try_again(work: Work) -> None:
     work.publish(1)
     [held] = work.claim()
@@ -368,6 +379,8 @@ def test_a_message_is_cancelled_where_nobody_has_begun(work: Work) -> None:
     assert work.db.value("select cascade.cancel('q', %s)", id) is False
     assert work.claim() == other.claim() == []
     assert work.result(id)[0] == "cancelled"
+    with refused("QC003", "id is null"):
+        work.db.rows("select cascade.cancel('q', null)")
 
 
 def test_peeking_takes_nothing(work: Work) -> None:
@@ -376,6 +389,12 @@ def test_peeking_takes_nothing(work: Work) -> None:
     seen = work.db.rows("select payload, attempt, claim_id from cascade.peek('q', 'w', 10)")
     assert seen == [(1, 2, None), (2, 1, None), (3, 1, None)]
     assert sorted(work.drain()) == [1, 2, 3]
+    with work.db.connect(autocommit=False) as conn:
+        conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        for call in ("peek('q', 'w')", "claim('q', 'w')", "alter_consumer('q', 'w', '{}')"):
+            with refused("QC501", "READ COMMITTED"):
+                conn.execute(f"select cascade.{call}".encode())
+            conn.rollback()
 
 
 def test_operators_move_messages_by_id(work: Work) -> None:

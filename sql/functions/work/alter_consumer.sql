@@ -19,6 +19,7 @@ declare
     v_work    constant cascade_internal.work_consumer :=
         (cascade_internal.find_work(alter_consumer.queue, alter_consumer.consumer, alter_consumer.caller)).work;
 begin
+    perform cascade_internal.check_read_committed('work mode');
     if alter_consumer.options ? 'order' and (alter_consumer.options->>'order') is distinct from (v_work.options->>'order') then
         raise exception 'the order of consumer "%" of queue "%" cannot be changed', alter_consumer.consumer, alter_consumer.queue
             using errcode = 'QC002', hint = 'Messages may be in hand already: it is chosen when the consumer subscribes.';

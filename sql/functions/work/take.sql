@@ -57,6 +57,9 @@ declare
     v_any  boolean := false;
 begin
     perform cascade_internal.check_read_committed('work mode');
+    if cancel.id is null then
+        raise exception 'the message id is null' using errcode = 'QC003', hint = 'Pass the id of an event.';
+    end if;
     for v_work in select w.* from cascade_internal.work_handles(v_log, cancel.caller) as w loop
         perform cascade_internal.bring_message(v_log, v_work, cancel.id);
         while cascade_internal.seize(v_log, v_work, array[cancel.id], 'waiting') = '{}' loop
@@ -166,6 +169,7 @@ begin
     if peek.count is null or peek.count not between 1 and 10000 then
         raise exception 'count must be between 1 and 10000' using errcode = 'QC003', hint = 'For example 10.';
     end if;
+    perform cascade_internal.check_read_committed('work mode');
     perform cascade_internal.replenish(v_found.log, v_found.work, false);
     return query
         select r.id, (v_found.log).name, r.type, r.key, r.payload, r.headers, r.attempt + 1, r."time", r.available_at, null::bigint

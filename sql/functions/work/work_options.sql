@@ -112,6 +112,11 @@ begin
             using errcode = 'QC002',
                   hint = format('Known are %s.', (select string_agg(k.name, ', ') from cascade_internal.work_option_kinds() as k));
     end if;
+    -- 100.0 and "100" are 100.
+    v_options := v_options || coalesce((
+        select jsonb_object_agg(k.name, (v_options->>k.name)::numeric::integer)
+          from cascade_internal.work_option_kinds() as k
+         where k.kind = 'number' and v_options ? k.name), '{}');
     update cascade_internal.work_consumer as w
        set options = v_options,
            all_rows = v_options ?| array['max_active', 'order'],
