@@ -27,7 +27,7 @@ import click
 
 from cascade import errors
 from cascade.cli import output as out
-from cascade.cli.status import FILES
+from cascade.cli.status import FILES, find_file
 from cascade.errors import CascadeError, ConfigError
 from cascade.topology import Node, Role, Topology, load
 
@@ -139,13 +139,23 @@ class Place:
 
 
 def find_place(queue: str, *, dsn: str | None, path: Path | None, node: str | None) -> Place:
-    """Return the database to read, after asking it whether it has the queue."""
-    if dsn is not None and node is None:
+    """Return the database to read, after asking it whether it has the queue.
+
+    What stands on the command line wins over what is in the environment.
+    """
+    said = {name for name in ("dsn", "path", "node") if is_said(name)}
+    if "dsn" in said and said & {"path", "node"}:
+        raise click.UsageError("--dsn names a database, and so do --topology and --node: pass one or the other")
+    if dsn is not None and not said & {"path", "node"}:
         check_queue(Place(dsn=dsn, name="the database"), queue)
         return Place(dsn=dsn, name="the database")
-    from cascade.cli.status import find_file
-
     return find_node(load(find_file(path)), queue, node)
+
+
+def is_said(parameter: str) -> bool:
+    """Whether an option stands on the command line, and not only in the environment."""
+    context = click.get_current_context()
+    return context.get_parameter_source(parameter) is click.core.ParameterSource.COMMANDLINE
 
 
 def find_node(topology: Topology, set_name: str, wanted: str | None) -> Place:

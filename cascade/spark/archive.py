@@ -170,7 +170,9 @@ class Archive:
         with settings(self._spark, {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}):
             writer = events.select(*names(), day_of(F.col("time")).alias("day")).write.partitionBy("day")
             writer.option("compression", "zstd").parquet(self.files.at(run))
-        return self.look(run)
+        if not (added := self.look(run)):
+            self.files.remove(run)
+        return added
 
     def look(self, run: str) -> list[DataFile]:
         """Return what the data files of a run hold; asks the files, so that what is committed is what is there."""

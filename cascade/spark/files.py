@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from cascade.errors import ConfigError
 
@@ -112,8 +111,8 @@ class Files:
 
     def on_disk(self, path: str) -> Path | None:
         """Return where a path is on a disk of this machine, if it is."""
-        parts = urlsplit(self.at(path))
-        return Path(unquote(parts.path)) if parts.scheme == "file" else None
+        whole = self.at(path)
+        return Path("/" + whole.removeprefix("file:").lstrip("/")) if whole.startswith("file:") else None
 
     def _rename(self, old: str, new: str) -> bool:
         """Rename a file unless the new name is taken."""

@@ -64,6 +64,11 @@ def test_a_database_that_does_not_answer_is_named(tmp_path: Path) -> None:
         result = invoke("spark", "archive", "orders", str(tmp_path), "-f", str(topology), *more)
         assert result.exit_code == 1 and result.stderr.count("error: ") == 1
         assert "node s1: " in result.stderr and "refused" in result.stderr and "hint: " in result.stderr
+    # The file that is named wins over a database of the environment.
+    result = invoke("spark", "archive", "orders", str(tmp_path), "-f", str(topology), dsn="host=127.0.0.1 port=2")
+    assert result.exit_code == 1 and "node s1: " in result.stderr
+    result = invoke("spark", "archive", "orders", str(tmp_path), "-f", str(topology), "--dsn", "host=127.0.0.1 port=2")
+    assert result.exit_code == 2 and "pass one or the other" in result.stderr
     result = invoke("spark", "archive", "orders", str(tmp_path), "-f", str(topology), "--node", "s2")
     assert result.exit_code == 2 and "s2" in result.stderr
 
