@@ -14,8 +14,8 @@ from cascade.spark.source import columns, rows
 from cascade.spark.source.filters import Pushed
 from cascade.spark.source.options import Options
 
-#: Without the option `partitions`, one for so many events, so that a task takes about a second.
-EVENTS_PER_PARTITION = 500_000
+#: Without the option `partitions`, one for so many events: a task that takes a second or two is worth starting.
+EVENTS_PER_PARTITION = 1_000_000
 PARTITIONS_MOST = 200
 
 
@@ -60,7 +60,7 @@ class PushingReader(RangeReader):
 def parts(runs: Sequence[Sequence[Tick]], wanted: int | None) -> list[InputPartition]:
     """Return the parts of some runs of ticks."""
     events = [run[-1].total - run[0].total for run in runs]
-    count = wanted or min(PARTITIONS_MOST, -(-sum(events) // EVENTS_PER_PARTITION))
+    count = wanted or min(PARTITIONS_MOST, round(sum(events) / EVENTS_PER_PARTITION))
     return [
         InputPartition(part)
         for run, share in zip(runs, events, strict=True)
