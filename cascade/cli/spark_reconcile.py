@@ -65,12 +65,14 @@ def reconcile_command(
     cascade spark reconcile -f orders.yaml --set orders --from 2026-11-01 --html report.html
     cascade spark reconcile -f orders.yaml --set orders --plan repair.json; cascade repair apply repair.json
     """
+    from cascade.spark.carriers import look
     from cascade.topology import load
 
     topology = load(path)
     if set_name not in topology.sets:
         topology.find(set_name, "")
     names = [name.strip() for name in nodes.split(",")] if nodes is not None else None
+    look(topology, set_name, names, timeout_s=timeout_s)  # which says in one line what is wrong, before Java starts
     with spark_job(spark, "reconcile", quiet=as_json) as job:
         from cascade.spark.reconcile import reconcile
 

@@ -11,12 +11,19 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, LiteralString
+from typing import Any
 
 import psycopg
 
 from cascade.db import connect, translated
-from cascade.errors import CascadeError, ForeignSetError, NodeNotFoundError, QueueNotFoundError, TransientError
+from cascade.errors import (
+    ArgumentError,
+    CascadeError,
+    ForeignSetError,
+    NodeNotFoundError,
+    QueueNotFoundError,
+    TransientError,
+)
 from cascade.spark.ranges import SERVICE
 from cascade.topology import Role, Topology, expand
 from cascade.topology.observe import Answer, Observed, View
@@ -24,12 +31,6 @@ from cascade.topology.terms import left_at
 
 #: What digest_spans() is asked about at once: so many stretches of each log.
 PARTS = 256
-#: What a log has, and a sample of its database's hashes: databases that agree on it agree on quick digests.
-MEASURE: LiteralString = (
-    "select m.*, hashint8extended(timestamp_hash_extended(timestamp '2026-01-31 12:00:00.123456', 1)"
-    " # hashtextextended(getdatabaseencoding()::text, 2) # hashtextextended(repeat('0123456789', 30), 3), 7)"
-    " from cascade.measure_log(%s, %s) as m"
-)
 #: A place that every node has: where its log begins, or ends.
 EARLIEST, LATEST = "earliest", "latest"
 
@@ -53,8 +54,8 @@ class Carrier:
     #: The last tick that it has in common with the set, when it went on from there by itself.
     fork_tick: int | None = None
     bounds: tuple[int, ...] = ()
-    #: A sample of the database's own hashes.
-    sample: int = 0
+    #: Quick digests of carriers with the same hashing can be compared.
+    hashing: int = 0
 
     @property
     def end(self) -> int:
@@ -72,12 +73,22 @@ class Carriers:
 
 
 def look(topology: Topology, set_name: str, nodes: Sequence[str] | None = None, *, timeout_s: float = 10.0) -> Carriers:
-    """Ask the databases of a set; without `nodes`, all that the file has, and members that only the databases know."""
+    """Ask the databases of a set; without `nodes`, all that the file has, and members that only the databases know.
+
+    Raise TransientError when there are no two carriers to compare.
+    """
     if set_name not in topology.sets:
         topology.find(set_name, "")
     # A program may have an event loop of its own, as notebooks do.
     with ThreadPoolExecutor(1, thread_name_prefix="carriers") as thread:
-        return thread.submit(asyncio.run, _look(topology, set_name, nodes, timeout_s)).result()
+        made = thread.submit(asyncio.run, _look(topology, set_name, nodes, timeout_s)).result()
+    if len(made.found) < 2:
+        reasons = "; ".join(f"{node}: {reason}" for node, reason in made.silent.items())
+        raise TransientError(
+            f"set {set_name}: there are no two carriers to compare. {reasons}".strip(),
+            hint="A leaf keeps no events; cascade status shows who answers.",
+        )
+    return made
 
 
 def find_place(carriers: Sequence[Carrier], queue: str, at: str | int | datetime) -> int | None:
@@ -113,10 +124,16 @@ async def _look(topology: Topology, set_name: str, nodes: Sequence[str] | None, 
         if name not in answers:
             topology.find(set_name, name)
     wanted = [name for name in answers if nodes is None or name in nodes]
-    silent = {name: str(observed.silent[name]) for name in wanted if name in observed.silent}
+    roles = {name: observed.role_of(name) or (file[name].role if name in file else Role.BRANCH) for name in wanted}
+    for name, role in roles.items():
+        if nodes is not None and not Role(role).is_carrier:
+            raise ArgumentError(f"node {name} is a {role} and keeps no events", hint="Name nodes that carry the queue.")
+    silent = {
+        name: str(observed.silent[name]) for name in wanted if name in observed.silent and Role(roles[name]).is_carrier
+    }
     silent |= {name: "it has no node of the set" for name in wanted if name in observed.missing and nodes is not None}
     views = [observed.views[name] for name in wanted if name in observed.views and observed.views[name].is_carrier]
-    queries = [(dsns[view.node], MEASURE, (set_name, PARTS)) for view in views]
+    queries = [(dsns[view.node], "select * from cascade.measure_log(%s, %s)", (set_name, PARTS)) for view in views]
     measured = await asyncio.gather(*(_rows(*query, timeout_s=timeout_s * 6) for query in queries))
     found: dict[str, Carrier] = {}
     for view, rows in sorted(zip(views, measured, strict=True), key=lambda pair: _depth(observed, pair[0])):
@@ -128,7 +145,7 @@ async def _look(topology: Topology, set_name: str, nodes: Sequence[str] | None, 
 
 
 def _carrier(view: View, row: Sequence[Any], dsn: str, observed: Observed) -> Carrier:
-    first_tick, last_tick, _, events, first_time, last_time, is_dirty, bounds, sample = row
+    first_tick, last_tick, _, events, first_time, last_time, is_dirty, bounds, hashing = row
     fork = left_at(view.tick, observed.terms, observed.tip) if len(observed.tips) == 1 else None
     return Carrier(
         node=view.node,
@@ -143,7 +160,7 @@ def _carrier(view: View, row: Sequence[Any], dsn: str, observed: Observed) -> Ca
         is_dirty=is_dirty and fork is None,
         fork_tick=fork.tick_id if fork else None,
         bounds=tuple(bounds),
-        sample=sample,
+        hashing=hashing,
     )
 
 
@@ -170,12 +187,12 @@ def _other_members(observed: Observed) -> dict[str, str]:
     return found
 
 
-def _depth(observed: Observed, view: View) -> tuple[int, str]:
-    """Return how many hops a node is away from the root."""
+def _depth(observed: Observed, view: View) -> tuple[bool, int, str]:
+    """Return how many hops a node is away from the root; who reigns comes before who still thinks it does."""
     depth, name = 0, view.provider
     while name is not None and depth <= len(observed.views):
         depth, name = depth + 1, observed.provider_of(name)
-    return depth, view.node
+    return view.role.is_root and view.node not in [term.node for term in observed.tips], depth, view.node
 
 
 async def _describe_all(dsns: Mapping[str, str], set_name: str, timeout_s: float) -> dict[str, Answer]:

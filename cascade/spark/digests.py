@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,13 +30,15 @@ Row = dict[str, Any]
 SILENT_S = 1800.0
 #: What the wire protocol adds to a row, and to each of its columns.
 ROW_BYTES, COLUMN_BYTES = 7, 4
+EVENT_BYTES = ROW_BYTES + 3 * (COLUMN_BYTES + 8)
 SHOWN = 200
+ATTEMPTS = 3
 
 SPANS = ("from_tick", "to_tick", "ticks", "events", "digest")
 TICKS = ("tick_id", "prev_tick", "time", "events", "is_whole", "digest", "tick_digest")
-EVENTS = ("tick_id", "id", "digest")
+EVENTS = ("tick_id", "id", "digest", "bad", "side")
 DETAILS = ("tick_id", "id", "digest", "row")
-TYPES = {"is_whole": "boolean", "row": "string"}
+TYPES = {"is_whole": "boolean", "row": "string", "bad": "string"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +50,31 @@ class Task:
     queue: str
     stretches: tuple[tuple[int, int, int], ...]
     ids: tuple[int, ...] = ()
-    #: All carriers hash alike, so quick digests can be compared.
     is_quick: bool = False
+    #: By stretch: which carriers these events are compared with, and on which side they are.
+    sides: Mapping[int, Sequence[tuple[str, int]]] = field(default_factory=dict)
 
 
 def spans(task: Task) -> Iterator[Row]:
-    """Yield a digest per stretch; stretches follow one another."""
-    bounds = [task.stretches[0][1], *(to_tick for _, _, to_tick in task.stretches)]
+    """Yield a digest per stretch; stretches follow one another.  What is rotated away meanwhile is left out."""
+    left = list(task.stretches)
     query = "select * from cascade.digest_spans(%s, %s, %s)"
-    yield from _ask(task, SPANS, [(0, query, (task.queue, bounds, task.is_quick))])
+    for _ in range(ATTEMPTS):
+        bounds = [left[0][1], *(to_tick for _, _, to_tick in left)]
+        rows = list(_ask(task, SPANS, [(left[0][0], query, (task.queue, bounds, task.is_quick))]))
+        if not rows[0].get("is_expired"):
+            for (number, _, _), row in zip(left, rows, strict=False):
+                yield row | {"stretch": number}
+            return
+        expired = rows[0]
+        measured = list(_ask(task, ("first",), [(0, "select first_tick from cascade.measure_log(%s)", (task.queue,))]))
+        first = measured[0].get("first")
+        gone = left if first is None else [stretch for stretch in left if stretch[1] < first]
+        yield from ({**expired, "stretch": number} for number, _, _ in gone)
+        left = [stretch for stretch in left if stretch not in gone]
+        if not left:
+            return
+    yield from ({**expired, "stretch": number} for number, _, _ in left)
 
 
 def ticks(task: Task) -> Iterator[Row]:
@@ -69,9 +87,14 @@ def ticks(task: Task) -> Iterator[Row]:
 
 
 def events(task: Task) -> Iterator[Row]:
-    """Yield a digest per event."""
+    """Yield a digest per event, once for each carrier that it is compared with or for."""
     query = "select * from cascade.digest_events(%s, %s, %s)"
-    yield from _ask(task, EVENTS, [(n, query, (task.queue, a, b)) for n, a, b in task.stretches])
+    for row in _ask(task, EVENTS[:3], [(n, query, (task.queue, a, b)) for n, a, b in task.stretches]):
+        if "error" in row:
+            yield row
+            continue
+        for bad, side in task.sides[row["stretch"]]:
+            yield row | {"bad": bad, "side": side}
 
 
 def details(task: Task) -> Iterator[Row]:

@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from cascade.errors import ArgumentError, TransientError
+from cascade.errors import ArgumentError
 from cascade.spark import digests
 from cascade.spark.carriers import EARLIEST, LATEST, Carrier, Carriers, find_place, look
 from cascade.spark.differences import (
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int | None, str], None]
 #: So much is told one by one; a copy that is quite another log is better made anew.
 MOST_TICKS, MOST_EVENTS = 10_000, 20_000
+MOST_TICKS_READ = 100_000
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: A database is asked so much at once, however many executors there are.
 MOST_TASKS = 8
@@ -69,12 +70,6 @@ def reconcile(
     """
     began = time.monotonic()
     carriers = look(topology, set_name, nodes, timeout_s=timeout_s)
-    if len(carriers.found) < 2:
-        reasons = "; ".join(f"{node}: {reason}" for node, reason in carriers.silent.items())
-        raise TransientError(
-            f"set {set_name}: there are no two carriers to compare. {reasons}".strip(),
-            hint="A leaf keeps no events; cascade status shows who answers.",
-        )
     every = list(carriers.found.values())
     low, high = find_place(every, set_name, from_), find_place(every, set_name, to)
     work = Work(
@@ -118,7 +113,7 @@ class Work:
         spans = self.cut(low, high)
         different, events, ticks = self.compare_spans(spans)
         bad = self.compare_ticks(different)
-        is_truncated = len(bad.ticks) > MOST_TICKS
+        is_truncated = bad.is_partial or len(bad.ticks) > MOST_TICKS
         found = list(stretches(dict(sorted(bad.ticks.items())[:MOST_TICKS]), bad.follows))
         differences = self.compare_events(found, bad)
         is_truncated |= len(differences) > MOST_EVENTS
@@ -152,8 +147,8 @@ class Work:
         from pyspark.sql import functions as F
 
         tasks = []
-        parts = min(2 * self.cores(), MOST_TASKS)
-        is_quick = len({carrier.sample for carrier in self.alive.values()}) == 1
+        parts = min(self.cores(), MOST_TASKS)
+        is_quick = len({carrier.hashing for carrier in self.alive.values()}) == 1
         for carrier in self.alive.values():
             own = [(n, a, b) for n, (a, b) in enumerate(spans) if carrier.first_tick <= a and b <= carrier.end]
             tasks += [
@@ -162,10 +157,11 @@ class Work:
         # So that the tasks of one moment ask different databases.
         tasks.sort(key=lambda task: task.stretches[0][0])
         frame = self.run(digests.spans, tasks, digests.SPANS, STEPS[0])
+        is_equal = [F.min(name) == F.max(name) for name in ("ticks", "events", "digest")]
         rows = (
-            frame.groupBy("from_tick", "to_tick")
+            frame.groupBy("stretch")
             .agg(
-                F.count_distinct("ticks", "events", "digest").alias("kinds"),
+                (is_equal[0] & is_equal[1] & is_equal[2]).alias("is_equal"),
                 F.count("digest").alias("carriers"),
                 F.max("events").alias("events"),
                 F.max("ticks").alias("ticks"),
@@ -174,67 +170,45 @@ class Work:
             )
             .collect()
         )
-        self.note(rows, dict(enumerate(spans)))
-        compared = [row for row in rows if row.from_tick is not None and row.carriers > 1]
-        different = [(row.from_tick, row.to_tick, row.carriers) for row in compared if row.kinds > 1]
-        return sorted(different), sum(row.events for row in compared), sum(row.ticks for row in compared)
+        self.bytes_read += sum(row.bytes for row in rows)
+        self.note([failure for row in rows for failure in row.failures], dict(enumerate(spans)))
+        compared = [row for row in rows if row.carriers > 1]
+        different = sorted((*spans[row.stretch], row.ticks) for row in compared if not row.is_equal)
+        return different, sum(row.events for row in compared), sum(row.ticks for row in compared)
 
     # Step 2
 
     def compare_ticks(self, different: Sequence[tuple[int, int, int]]) -> Bad:
-        """Return the ticks that differ."""
-        from pyspark.sql import Window
-        from pyspark.sql import functions as F
-
-        if not different:
-            return Bad()
-        numbered = {n: (a, b) for n, (a, b, _) in enumerate(different)}
-        holders = {
-            n: [name for name, carrier in self.alive.items() if carrier.first_tick <= a and b <= carrier.end]
-            for n, (a, b) in numbered.items()
-        }
+        """Return the ticks that differ; of very many, the first."""
+        made = Bad()
+        numbered: dict[int, tuple[int, int]] = {}
+        count = 0
+        for n, (a, b, ticks) in enumerate(different):
+            made.is_partial = count > MOST_TICKS_READ
+            if made.is_partial:
+                break
+            numbered[n] = a, b
+            count += ticks
         tasks = [
             self.task(carrier, part)
-            for name, carrier in self.alive.items()
-            for part in _parts([(n, *numbered[n]) for n in numbered if name in holders[n]], 16)
+            for carrier in self.alive.values()
+            for part in _parts([(n, *numbered[n]) for n in numbered if self.has(carrier, *numbered[n])], 16)
         ]
-        frame = self.run(digests.ticks, tasks, digests.TICKS, STEPS[1])
-        window = Window.partitionBy("node", "stretch").orderBy("tick_id")
-        sizes = self.spark.createDataFrame(
-            [(n, len(names)) for n, names in holders.items()], "stretch bigint, holders int"
-        )
-        columns = ("node", "events", "is_whole", "digest", "tick_digest", "time", "next_prev", "follower")
-        rows = (
-            frame.withColumn("next_prev", F.lead("prev_tick").over(window))
-            .withColumn("follower", F.lead("tick_id").over(window))
-            .groupBy("stretch", "tick_id")
-            .agg(
-                F.count_distinct("events", "digest", "tick_digest").alias("kinds"),
-                F.count("tick_id").alias("carriers"),
-                F.collect_list(F.struct(*columns)).alias("found"),
-                F.sum("bytes").alias("bytes"),
-                _failures(F),
-            )
-            .join(F.broadcast(sizes), "stretch")
-            .where("kinds > 1 or carriers < holders or tick_id is null")
-            .orderBy("tick_id")
-            .limit(MOST_TICKS + 1 + len(tasks))
-            .collect()
-        )
-        self.note(rows, numbered)
-        gone = {(failure.node, failure.stretch) for row in rows for failure in row.failures}
-        made = Bad()
+        rows = self.run(digests.ticks, tasks, digests.TICKS, STEPS[1]).collect() if tasks else []
+        gone = self.note([row for row in rows if row.error is not None], numbered)
+        self.bytes_read += sum(row.bytes for row in rows)
+        found: dict[tuple[str, int], list[Any]] = defaultdict(list)
         for row in rows:
-            if row.tick_id is None:
-                continue
-            by_node = {each.node: each for each in row.found}
-            names = [name for name in holders[row.stretch] if name not in self.lost and (name, row.stretch) not in gone]
-            tick: Tick = {name: _digest(by_node[name]) if name in by_node else None for name in names}
-            if len(tick) > 1 and differs(tick):
-                made.ticks[row.tick_id] = tick
-                made.follows[row.tick_id] = max((each.follower or 0 for each in row.found), default=0)
-                made.times[row.tick_id] = next((_time(each.time) for each in row.found), None)
+            if row.error is None:
+                found[row.node, row.stretch].append(row)
+        for n, span in numbered.items():
+            names = [c.node for c in self.alive.values() if self.has(c, *span) and (c.node, n) not in gone]
+            made.add({name: sorted(found[name, n], key=lambda row: row.tick_id) for name in names})
         return made
+
+    def has(self, carrier: Carrier, from_tick: int, to_tick: int) -> bool:
+        """Whether a carrier has a stretch whole."""
+        return carrier.first_tick <= from_tick and to_tick <= carrier.end
 
     # Step 3
 
@@ -246,11 +220,9 @@ class Work:
             return []
         numbered = {n: (stretch.from_tick, stretch.to_tick) for n, stretch in enumerate(found)}
         frame = self.run(digests.events, self.tasks_of(found, 64), digests.EVENTS, STEPS[2])
-        sides = self.spark.createDataFrame(_sides(found), "bad string, stretch bigint, node string, side int")
         on_side = {side: F.when(F.col("side") == side, F.col("tick_id")) for side in (WANTED, FOUND)}
         rows = (
-            frame.join(F.broadcast(sides), ["stretch", "node"])
-            .groupBy("bad", "id", "digest")
+            frame.groupBy("bad", "id", "digest")
             .agg(
                 F.sum("side").alias("balance"),
                 F.max(on_side[WANTED]).alias("wanted_tick"),
@@ -258,7 +230,6 @@ class Work:
                 (F.sum(on_side[WANTED]) != F.sum(on_side[FOUND])).alias("is_elsewhere"),
                 F.min("stretch").alias("first"),
                 F.max("stretch").alias("last"),
-                F.sum("bytes").alias("bytes"),
                 _failures(F),
             )
             # What both have as often and in the same tick cancels out.
@@ -269,23 +240,29 @@ class Work:
                 F.count("*").alias("events"),
                 F.min("first").alias("first"),
                 F.max("last").alias("last"),
-                F.sum("bytes").alias("bytes"),
                 F.flatten(F.collect_list("failures")).alias("failures"),
             )
             .orderBy("bad", "one.id")
             .limit(MOST_EVENTS + 1)
             .collect()
         )
-        self.note(rows, numbered)
-        gone = {(failure.node, failure.stretch) for row in rows for failure in row.failures}
+        gone = self.note([failure for row in rows for failure in row.failures], numbered)
+        self.bytes_read += sum(
+            digests.EVENT_BYTES * tick.events
+            for stretch in found
+            for tick_id in stretch.ticks
+            for name in (stretch.reference, *stretch.bad)
+            if (tick := bad.ticks[tick_id].get(name)) is not None
+        )
         kept = [row for row in rows if not self.is_gone(row, found, gone)]
         return self.read(found, bad, kept)
 
     def is_gone(self, row: Any, found: Sequence[Stretch], gone: Container[tuple[str, int]]) -> bool:
         """Whether a row is about a carrier or a stretch that could not be read."""
-        if row.first is None or row.bad in self.lost or (row.one is None and row.wanted_tick is None):
+        if row.bad is None or (row.one is None and row.wanted_tick is None):
             return True
-        return any((node, n) in gone for n in (row.first, row.last) for node in (row.bad, found[n].reference))
+        about = [(name, n) for n in (row.first, row.last) for name in (row.bad, found[n].reference)]
+        return any(name in self.lost or (name, n) in gone for name, n in about)
 
     # Step 4
 
@@ -345,28 +322,35 @@ class Work:
     def tasks_of(self, found: Sequence[Stretch], size: int, ids: Sequence[int] = ()) -> list[digests.Task]:
         """Return tasks that read stretches at the carriers that differ and at those they differ from."""
         asked: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+        sides: dict[str, dict[int, list[tuple[str, int]]]] = defaultdict(lambda: defaultdict(list))
         for n, stretch in enumerate(found):
             for name in (stretch.reference, *stretch.bad):
-                if name in self.alive:
-                    asked[name].append((n, stretch.from_tick, stretch.to_tick))
-        return [self.task(self.alive[name], part, ids) for name in asked for part in _parts(asked[name], size)]
+                asked[name].append((n, stretch.from_tick, stretch.to_tick))
+            for name in stretch.bad:
+                sides[name][n].append((name, FOUND))
+                sides[stretch.reference][n].append((name, WANTED))
+        tasks = [
+            self.task(self.alive[name], part, ids)
+            for name in asked
+            if name in self.alive
+            for part in _parts(asked[name], size)
+        ]
+        return [replace(task, sides={n: tuple(sides[task.node][n]) for n, _, _ in task.stretches}) for task in tasks]
 
     def run(self, work: Any, tasks: Sequence[digests.Task], columns: Sequence[str], title: str) -> DataFrame:
         """Have Spark do a step."""
         self.progress(STEPS.index(title), len(STEPS), title)
         return digests.run(self.spark, work, tasks, columns)
 
-    def note(self, rows: Sequence[Any], numbered: Mapping[int, tuple[int, int]]) -> None:
-        """Take down what went wrong in a step, and what it moved."""
-        for row in rows:
-            failures = row.failures if "failures" in row else [row]
-            self.bytes_read += row.bytes if "failures" in row else 0
-            for failure in failures:
-                if not failure.is_expired:
-                    self.lost.setdefault(failure.node, failure.error)
-                elif failure.stretch in numbered:
-                    a, b = numbered[failure.stretch]
-                    self.emptied.append(Skipped(node=failure.node, from_tick=a, to_tick=b, reason=ROTATED))
+    def note(self, failures: Sequence[Any], numbered: Mapping[int, tuple[int, int]]) -> Container[tuple[str, int]]:
+        """Take down what went wrong in a step; return which carriers could not be read in which stretches."""
+        for failure in failures:
+            if not failure.is_expired:
+                self.lost.setdefault(failure.node, failure.error)
+            elif failure.stretch in numbered:
+                a, b = numbered[failure.stretch]
+                self.emptied.append(Skipped(node=failure.node, from_tick=a, to_tick=b, reason=ROTATED))
+        return {(failure.node, failure.stretch) for failure in failures}
 
     def cores(self) -> int:
         """Return how many tasks run at once; a Connect server does not say."""
@@ -406,6 +390,32 @@ class Bad:
     ticks: dict[int, Tick] = field(default_factory=dict)
     follows: dict[int, int] = field(default_factory=dict)
     times: dict[int, datetime | None] = field(default_factory=dict)
+    #: More differs, and was not looked at.
+    is_partial: bool = False
+
+    def add(self, found: Mapping[str, Sequence[Any]]) -> None:
+        """Compare the ticks of one stretch, as the carriers that have it answered."""
+        own: dict[str, dict[int, TickDigest]] = {
+            name: {
+                row.tick_id: TickDigest(
+                    events=row.events,
+                    is_whole=row.is_whole,
+                    digest=row.digest,
+                    tick_digest=row.tick_digest,
+                    time=_time(row.time),
+                    next_prev=after.prev_tick if after is not None else None,
+                )
+                for row, after in zip(rows, [*rows[1:], None], strict=False)
+            }
+            for name, rows in found.items()
+        }
+        every = sorted({tick_id for ticks in own.values() for tick_id in ticks})
+        for tick_id, follower in zip(every, [*every[1:], 0], strict=False):
+            tick: Tick = {name: ticks.get(tick_id) for name, ticks in own.items()}
+            if len(tick) > 1 and differs(tick):
+                self.ticks[tick_id] = tick
+                self.follows[tick_id] = follower
+                self.times[tick_id] = next((one.time for one in tick.values() if one is not None), None)
 
 
 WANTED, FOUND = -1, 1
@@ -416,30 +426,9 @@ def _parts(found: Sequence[tuple[int, int, int]], size: int) -> list[Sequence[tu
     return [found[n : n + size] for n in range(0, len(found), max(size, 1))]
 
 
-def _sides(found: Sequence[Stretch]) -> list[tuple[str, int, str, int]]:
-    """Return for each carrier that differs whose events count against it, and whose for it."""
-    pairs = [(n, stretch, node) for n, stretch in enumerate(found) for node in stretch.bad]
-    return [
-        (node, n, name, side)
-        for n, stretch, node in pairs
-        for name, side in ((stretch.reference, WANTED), (node, FOUND))
-    ]
-
-
 def _failures(functions: Any) -> Any:
     failure = functions.struct("node", "stretch", "error", "is_expired")
     return functions.collect_list(functions.when(functions.col("error").isNotNull(), failure)).alias("failures")
-
-
-def _digest(row: Any) -> TickDigest:
-    return TickDigest(
-        events=row.events,
-        is_whole=row.is_whole,
-        digest=row.digest,
-        tick_digest=row.tick_digest,
-        time=_time(row.time),
-        next_prev=row.next_prev,
-    )
 
 
 def _time(microseconds: int | None) -> datetime | None:

@@ -10,6 +10,36 @@ as $$
 $$;
 comment on function cascade_internal.digest_of(text) is 'An expression: 64 bits of the SHA-256 of a row.';
 
+-- A hash that costs a quarter of that, by functions of which nobody promises that they are the same everywhere: so carriers are compared by it only
+-- where they hash the same probe alike, and what differs by it is compared by digests.
+create or replace function cascade_internal.quick_digest()
+returns text
+language sql immutable set search_path = pg_catalog, pg_temp
+as $$
+    select 'hashtextextended(e.payload::text collate "C", hash_record_extended(row(int8send(e.id), timestamptz_send(e."time"), int8send(e.txid),'
+           ' e.type collate "C", e.key collate "C", e.headers::text collate "C", e.origin collate "C", e.origin_id), 0))'
+$$;
+comment on function cascade_internal.quick_digest() is 'An expression: a hash of an event, alike on servers that hash a probe alike.';
+
+-- Values of every length up to a few words, since that is where machines differ.
+create or replace function cascade_internal.probe_hash()
+returns bigint
+language plpgsql volatile set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_sum numeric;
+begin
+    execute 'select sum(' || cascade_internal.quick_digest() || $probe$) from (
+        select n * 7919 as id, '2026-01-01+00'::timestamptz + n * interval '1 us' as "time", n * 100000000007 as txid, repeat('é', n::integer % 5) as type,
+               repeat(chr(97 + n::integer), n::integer) as key, to_json(repeat(chr(48 + n::integer), n::integer)) as payload,
+               case when n % 2 = 0 then to_json(n) end as headers, null::text as origin, nullif(n, 3) as origin_id
+          from generate_series(0::bigint, 40) as n) as e$probe$
+       into v_sum;
+    return cascade_internal.fold(v_sum);
+end
+$$;
+comment on function cascade_internal.probe_hash() is 'What quick digests of a few fixed rows come to here.';
+
 create or replace function cascade_internal.event_columns()
 returns text
 language sql immutable set search_path = pg_catalog, pg_temp
@@ -17,20 +47,6 @@ as $$
     select 'e.id, e."time", e.txid, e.type, e.key, e.payload, e.headers, e.origin, e.origin_id'
 $$;
 comment on function cascade_internal.event_columns() is 'What every carrier has of an event; the partition is its own affair.';
-
--- The quick digest: PostgreSQL's own hashes, one of each column and one of those together; a null counts as its column's number.  They have
--- not changed since there are hash partitions, which would not survive an upgrade otherwise; but nobody promises it, and byte order and
--- encoding show in them.
-create or replace function cascade_internal.hash_of_event()
-returns text
-language sql immutable set search_path = pg_catalog, pg_temp
-as $$
-    select 'hashint8extended(hashint8extended(e.txid, 1) # timestamp_hash_extended(e."time" at time zone interval ''0'', 2)'
-           ' # coalesce(hashtextextended(e.type, 3), 3) # coalesce(hashtextextended(e.key, 4), 4) # coalesce(hashtextextended(e.payload::text, 5), 5)'
-           ' # coalesce(hashtextextended(e.headers::text, 6), 6) # coalesce(hashtextextended(e.origin, 7), 7)'
-           ' # coalesce(hashint8extended(e.origin_id, 8), 8), e.id)'
-$$;
-comment on function cascade_internal.hash_of_event() is 'An expression: 64 bits of PostgreSQL''s own hashes of an event.';
 
 create or replace function cascade_internal.tick_columns()
 returns text
@@ -49,8 +65,8 @@ as $$
 $$;
 comment on function cascade_internal.fold(numeric) is 'A sum of digests as one digest.';
 
--- The ticks that are held after one and up to another, and the tick before them.  When the one is not held, they begin after the
--- newest before it that is, so that a lost tick shows in the one after it; or else after the first.
+-- The ticks that are held after one and up to another, and the tick before them.  When the one is not there, they begin after the
+-- newest before it that is, so that a lost tick shows in the one after it.  Where nothing before it is held, rotation has been there.
 create or replace function cascade_internal.load_log(
     queue cascade_internal.queue, from_tick bigint, to_tick bigint, out prev cascade_internal.tick, out ticks cascade_internal.tick[])
 language plpgsql volatile set search_path = pg_catalog, pg_temp set enable_seqscan = off
@@ -65,6 +81,10 @@ begin
     execute format('select x.* from (%s) as x where x.tick_id <= %s order by x.tick_id desc limit 1', v_query, load_log.from_tick) into load_log.prev;
     if (load_log.prev).tick_id is null then
         execute v_query || ' order by tick_id limit 1' into load_log.prev;
+        if (load_log.prev).prev_tick is not null then
+            raise exception 'queue "%" no longer holds all events after tick %', (load_log.queue).name, load_log.from_tick
+                using errcode = 'QC402', hint = 'Begin with what is still held: cascade.measure_log() says where that is.';
+        end if;
     end if;
     if (load_log.prev).tick_id is null then
         raise exception 'queue "%" has lost its ticks', (load_log.queue).name
