@@ -128,11 +128,12 @@ def test_a_named_job_is_published_once_and_taken_over_by_who_runs_it_again(db: D
 def test_of_two_who_begin_a_job_at_once_the_second_takes_it_over(db: Database) -> None:
     db.queue()
     conn = db.connect(autocommit=False)
-    [first] = conn.execute("select cascade.begin_staging('q', 'nightly')").fetchone() or ()
+    row = conn.execute("select cascade.begin_staging('q', 'nightly')").fetchone()
+    assert row is not None
     with in_thread(lambda: db.value("select cascade.begin_staging('q', 'nightly')")) as begun, conn:
         wait_for_lock(db)
-    assert begun.result() not in (None, first)
-    assert refused(db, "select cascade.publish_staging(%s, '{}', '{}', '{}')", first) == "QC209"
+    assert begun.result() not in (None, row[0])
+    assert refused(db, "select cascade.publish_staging(%s, '{}', '{}', '{}')", row[0]) == "QC209"
 
 
 @pytest.mark.parametrize("is_published", [True, False])
@@ -145,7 +146,10 @@ def test_rows_that_come_too_late_are_refused_and_leave_nothing(db: Database, is_
     conn.execute(
         "select cascade.stage(%s, 0, 2, 0, '{null}', '{null}', '{\"2\"}'::text[]::json[], '{null}'::json[])", (staging,)
     )
-    end = (lambda: publish(db, staging, t0=(1, 1))) if is_published else (lambda: drop(db, staging))
+
+    def end() -> int:
+        return publish(db, staging, t0=(1, 1)) if is_published else drop(db, staging)
+
     with in_thread(end) as ended, conn:
         wait_for_lock(db)
     assert ended.result() == 1
