@@ -25,7 +25,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from cascade.db import Connection, translated
-from cascade.errors import ArgumentError, ConflictError, CorruptionError, DivergedError, ExpiredError
+from cascade.errors import ArgumentError, ConflictError, CorruptionError, DivergedError, ExpiredError, TickNotFoundError
 from cascade.names import TickId, queue_name
 from cascade.spark.files import Entry, Files
 from cascade.spark.manifest import DataFile, Manifest, Mark, State
@@ -157,6 +157,8 @@ class Archive:
                 return new
             # Compaction beside archiving is no conflict, and the other way round.
             base = self.manifest.load()
+            if add and all(file.path in base.files for file in add):
+                return base  # It was made, though the reply said otherwise.
             if (base.last != state.last and to is not None) or not set(remove) <= base.files.keys():
                 break
         self.discard(add)
@@ -514,7 +516,8 @@ def hold_at(conn: Connection, home: Archive, tick_id: int) -> None:
     """Have the queue keep what follows a tick, until it is archived."""
     at = TickId(tick_id)
     # A tick that is gone is held by nobody; whether that matters is found when the events are read.
-    with suppress(ExpiredError):
+    # One that is not here yet, on a node that is behind, needs nobody to hold it.
+    with suppress(ExpiredError, TickNotFoundError):
         if subscribe(conn, home.queue, home.consumer, str(at)) != at:
             seek(conn, home.queue, home.consumer, at)
 

@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 
 COLUMNS = "id, time, txid, type, key, payload::text, headers::text, origin, origin_id"
 
+WITH_TICK = "id, time, txid, %s::bigint, type, key, payload::text, headers::text, origin, origin_id"
+
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """Where the archive goes."""
-    return str(tmp_path / "events")
+    """Where the archive goes; what means something in an address means nothing in a path."""
+    return str(tmp_path / "all events #1 %41")
 
 
 def held(db: Database, after: int = 0) -> list[tuple[Any, ...]]:
@@ -72,11 +74,7 @@ def take_over(spark: SparkSession, db: Database, url: str) -> None:
     to = find_mark(db.main, "orders", find_tick(db.main, "orders", "latest"))
     assert state.last is not None and to is not None
     first = last - (to.total - state.last.total)
-    rows = db.rows(
-        "select id, time, txid, %s::bigint, type, key, payload::text, headers::text, origin, origin_id"
-        " from queue.orders where id > %s order by id",
-        *(to.tick_id, first),
-    )
+    rows = db.rows(f"select {WITH_TICK} from queue.orders where id > %s order by id", to.tick_id, first)
     assert home.append(state, spark.createDataFrame(rows, SCHEMA).coalesce(1), to) is not None
 
 
@@ -204,6 +202,31 @@ archive(
 
 
 @pytest.mark.timeout(300)
+def test_a_commit_whose_reply_was_lost_is_not_made_again(
+    spark: SparkSession, db: Database, queue: str, url: str
+) -> None:
+    fill(db, 3)
+    home = Archive(spark, url, queue)
+    state, to = home.begin(db.main, "earliest"), find_mark(db.main, queue, find_tick(db.main, queue, "latest"))
+    assert to is not None
+    added = home.write(spark.createDataFrame(db.rows(f"select {WITH_TICK} from queue.orders", to.tick_id), SCHEMA))
+    made = home.commit(state, "archive", add=added, to=to)
+    assert made is not None and home.commit(state, "archive", add=added, to=to) == made
+    assert same(spark, db, url) == 3
+
+
+def test_a_node_that_is_behind_the_archive_has_nothing_for_it(
+    spark: SparkSession, db: Database, queue: str, url: str
+) -> None:
+    home = Archive(spark, url, queue)
+    state = home.begin(db.main, "earliest")
+    assert state.last is not None
+    ahead = Mark(tick_id=state.last.tick_id + 5, chain="00", total=7)
+    assert home.manifest.store(state, state.changed(to=ahead), "archive")
+    done = archive(spark, url, queue, dsn=db.dsn)
+    assert (done.events, done.to_tick) == (0, ahead.tick_id)
+
+
 def test_a_run_that_is_killed_is_gone_on_with(spark: SparkSession, db: Database, queue: str, url: str) -> None:
     """SIGKILL takes Python and Java, in the middle of a run that has made some commits."""
     fill(db, 2000, ticks=100)
