@@ -539,8 +539,6 @@ class Worker:
                 results([result])  # raises if it is not JSON
         except asyncio.CancelledError:
             if delivery in self._abandoned:
-                self._abandoned.discard(delivery)
-                task.uncancel()
                 return
             if task.cancelling():
                 self._returned.append(delivery)
@@ -563,6 +561,10 @@ class Worker:
                 self.completed += 1
         finally:
             self._running.pop(delivery, None)
+            # Whether or not the handler let itself be ended, its task goes on.
+            if delivery in self._abandoned:
+                self._abandoned.discard(delivery)
+                task.uncancel()
         self._nudge()
 
     async def _call(self, bound: Bound | None, delivery: Delivery[Any]) -> Any:

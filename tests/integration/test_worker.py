@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -338,6 +338,31 @@ async def test_a_claim_that_was_given_up_does_not_count_and_its_handler_is_ended
         await until(lambda: len(seen) == 4)
     assert seen[:2] == [("ended", 0), ("ended", 1)]
     assert sorted(seen[2:]) == [("attempt 2", 0), ("attempt 2", 1)] and first.completed == 0
+
+
+async def test_a_handler_that_does_not_let_itself_be_ended_costs_its_runner_nothing(db: Database) -> None:
+    publish(db, 1)
+    attempts: list[int] = []
+
+    async def stubborn(number: int, delivery: cascade.Delivery[int]) -> None:
+        attempts.append(delivery.attempt)
+        if delivery.attempt == 1:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+        elif delivery.attempt == 2:
+            raise asyncio.CancelledError
+
+    only = worker(db, stubborn, concurrency=1)
+    async with running(only):
+        await until(lambda: attempts == [1])
+        db.main.execute("update cascade_internal.work_claim set until = now() - interval '1 s'")
+        db.rows("select * from cascade.tend_work()")
+        only.lease = timedelta(seconds=0.1)  # it is time to renew it
+        only._nudge()
+        await until(lambda: only.lost == 1)
+        only.lease = timedelta(seconds=30)
+        await until(lambda: only.completed == 1)
+    assert attempts == [1, 2, 3] and only.failed == 1
 
 
 @pytest.mark.parametrize("fate", ["result", "error"])
