@@ -90,7 +90,7 @@ create table if not exists cascade_internal.work_claim (
 );
 create index if not exists work_claim_subscription_idx on cascade_internal.work_claim (subscription_id);
 comment on table cascade_internal.work_claim is 'Claims that are good, and until when.';
-comment on column cascade_internal.work_claim.role_name is 'Who claimed, and need not be asked again whether it may.';
+comment on column cascade_internal.work_claim.role_name is 'Who claimed, and need not be asked again whether it may; nobody after rights were taken back.';
 comment on column cascade_internal.work_claim.pid is 'The session that claimed, or extended it last: if it ends, the claim does.';
 comment on column cascade_internal.work_claim.seen_at is 'When that session was alive: one of the same number that began later is another one.';
 create sequence if not exists cascade_internal.work_claim_id;

@@ -48,9 +48,10 @@ def test_the_views_add_up(db: Database, options: dict[str, int]) -> None:
     assert work.show("work_seconds >= 0", "work_stats") is True
 
 
-def test_a_consumer_sees_its_own_work(db: Database) -> None:
-    Work(db)
+def test_a_consumer_sees_its_own_work_and_works_for_as_long_as_it_may(db: Database) -> None:
+    Work(db).post()
     Work(db, "other")
+    db.tick()
     db.admin().execute("create role only_w")
     try:
         db.rows("select cascade.grant_consumer('q', 'w', 'only_w')")
@@ -58,7 +59,15 @@ def test_a_consumer_sees_its_own_work(db: Database) -> None:
         conn.execute("set role only_w")
         for view in ("work", "work_stats"):
             assert conn.execute(f"select consumer from cascade.{view}".encode()).fetchall() == [("w",)]
+        next_ones = "select id, claim_id from cascade.complete_and_claim(%s)"
+        row = conn.execute("select id, claim_id from cascade.claim('q', 'w')").fetchone()
+        assert row is not None
+        db.rows("select cascade.grant_consumer('q', 'other', 'only_w')")
         db.rows("select cascade.revoke_consumer('q', 'w', 'only_w')")
+        with refused("QC217", "is over"):
+            conn.execute(next_ones.encode(), (row[1],))
+        assert db.rows(next_ones, row[1]) == [], "an operator may"
+        db.rows("select cascade.revoke_consumer('q', 'other', 'only_w')")
     finally:
         db.admin().execute("drop owned by only_w; drop role only_w")
 

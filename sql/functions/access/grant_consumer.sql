@@ -31,6 +31,13 @@ begin
      where g.queue_id = v_queue.queue_id
        and g.consumer = revoke_consumer.consumer
        and g.role_name = revoke_consumer.role;
+    -- Whoever has messages in hand is asked again whether it may.
+    update cascade_internal.work_claim as c
+       set role_name = ''
+      from cascade_internal.subscription as s
+     where s.queue_id = v_queue.queue_id
+       and s.consumer = revoke_consumer.consumer
+       and c.subscription_id = s.subscription_id;
     perform cascade_internal.revoke_rest(revoke_consumer.role);
 end
 $$;
