@@ -289,7 +289,7 @@ def spark_job(options: SparkOptions, name: str, *, quiet: bool = False) -> Itera
     """
     if find_spec("pyspark") is None:
         raise ConfigError("PySpark is not installed", hint="pip install 'cascade-queue[spark]' brings it, and Java.")
-    from cascade.spark.session import session as start
+    from cascade.spark.launch import session as start
 
     log = log_path(options, name)
     is_ours = not is_running()

@@ -6,7 +6,8 @@
     events = spark.read.format("cascade").option("dsn", "service=shop").option("queue", "orders").load()
 
 The extra `cascade-queue[spark]` brings what this needs.  Names are loaded when first used, so that
-importing this package starts nothing and needs no Spark.
+importing this package starts nothing and needs no Spark.  The jobs are functions of their modules:
+`from cascade.spark.reconcile import reconcile`, and so archive, backfill and audit.
 """
 
 from __future__ import annotations
@@ -15,22 +16,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cascade.spark.session import session as session
+    from cascade.spark.launch import register as register
+    from cascade.spark.launch import session as session
 
-_HOMES = {
-    "archive": "cascade.spark.archive",
-    "audit": "cascade.spark.audit",
-    "backfill": "cascade.spark.backfill",
-    "reconcile": "cascade.spark.reconcile",
-    "session": "cascade.spark.session",
-}
+#: None of them is also the name of a module: once that was imported, it would stand in the function's place.
+_HOMES = {"register": "cascade.spark.launch", "session": "cascade.spark.launch"}
 
 __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:
     if name in _HOMES:
-        # The module has the function's name; the package is to hold the function.
         found = globals()[name] = getattr(import_module(_HOMES[name]), name)
         return found
     raise AttributeError(f"module 'cascade.spark' has no attribute {name!r}")

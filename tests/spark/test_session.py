@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import subprocess
 import sys
 import zipfile
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import cascade.spark
 from cascade.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def test_workers_run_this_python_on_loopback_and_quietly(spark: SparkSession) ->
 
 
 def test_the_package_travels_as_one_file() -> None:
-    from cascade.spark.session import package
+    from cascade.spark.launch import package
 
     with zipfile.ZipFile(package()) as archive:
         names = set(archive.namelist())
@@ -45,7 +47,7 @@ def test_the_package_travels_as_one_file() -> None:
 
 
 def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cascade.spark.session import session
+    from cascade.spark.launch import session
 
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
     with pytest.raises(ConfigError, match="Spark is not installed"):
@@ -58,3 +60,8 @@ def test_the_package_loads_no_spark_until_it_is_used() -> None:
         "assert not {'pyspark', 'pyarrow', 'pandas'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_module_takes_the_place_of_a_name_of_the_package() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(cascade.spark.__path__)}
+    assert not modules & set(cascade.spark.__all__)
