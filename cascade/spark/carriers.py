@@ -19,6 +19,7 @@ from cascade.db import connect, translated
 from cascade.errors import (
     ArgumentError,
     CascadeError,
+    ExpiredError,
     ForeignSetError,
     NodeNotFoundError,
     QueueNotFoundError,
@@ -33,6 +34,7 @@ from cascade.topology.terms import left_at
 PARTS = 256
 #: A place that every node has: where its log begins, or ends.
 EARLIEST, LATEST = "earliest", "latest"
+FIND = "select cascade.find_tick(%s, %s)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +94,7 @@ def look(topology: Topology, set_name: str, nodes: Sequence[str] | None = None, 
 
 
 def find_place(carriers: Sequence[Carrier], queue: str, at: str | int | datetime) -> int | None:
-    """Return a place as a tick; None for an end of the log, and for a time before all that is held.
+    """Return a place as a tick; None for an end of the log, and 0 for a time before all that is held.
 
     A time means the same tick on every node that holds it.
     """
@@ -101,12 +103,12 @@ def find_place(carriers: Sequence[Carrier], queue: str, at: str | int | datetime
         return None
     if text.isdigit():
         return int(text)
-    answers = dict(_gather([(carrier.dsn, "select cascade.find_tick(%s, %s)", (queue, text)) for carrier in carriers]))
-    ticks = [answer for answer in answers.values() if isinstance(answer, int)]
-    failed = [answer for answer in answers.values() if isinstance(answer, CascadeError) and answer.sqlstate != "QC402"]
+    answers = [answer for _, answer in _gather([(each.dsn, FIND, (queue, text)) for each in carriers])]
+    ticks = [answer for answer in answers if isinstance(answer, int)]
+    failed = [answer for answer in answers if isinstance(answer, Exception) and not isinstance(answer, ExpiredError)]
     if failed and not ticks:
         raise failed[0]
-    return max(ticks, default=None)
+    return max(ticks, default=0)
 
 
 async def _look(topology: Topology, set_name: str, nodes: Sequence[str] | None, timeout_s: float) -> Carriers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import psycopg
 import pytest
 
 from cascade.errors import ArgumentError, TopologyError, TransientError
+from cascade.spark.carriers import find_place, look
 from cascade.spark.differences import Difference
 from cascade.spark.reconcile import STEPS, reconcile
 from cascade.spark.report import Report
@@ -112,6 +114,12 @@ def test_ten_damaged_events_in_three_ticks_are_found_beside_nodes_that_cannot_be
     assert list(report.silent) == ["s3"] and "port 1" in report.silent["s3"] and not report.is_complete
     [skipped] = [one for node in report.nodes for one in node.skipped]
     assert (skipped.node, skipped.reason) == ("s2", "rotated away") and skipped.to_tick > gone
+
+    # A time before all that is held is a place before it, and no way to say "all"; who does not answer says nothing.
+    seen = look(carriers.topology(), "q", ["s1", "s2"]).found["s2"]
+    assert find_place([seen], "q", "2001-01-01") == 0
+    with pytest.raises(TransientError):
+        find_place([replace(seen, dsn="host=127.0.0.1 port=1 dbname=x")], "q", "2001-01-01")
 
     # The root goes on, and nobody copies.
     carriers["s1"].insert(1, 2, 3)
