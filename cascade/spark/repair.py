@@ -103,7 +103,7 @@ class Plan:
         """Read a saved plan."""
         try:
             return cls.parse(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"{path} is no plan of a repair: {error}", hint="cascade spark reconcile --plan FILE makes one."
             ) from error
@@ -201,8 +201,9 @@ def _read(provider: Connection, set_name: str, one: NodePlan, part: Part) -> dic
         )
     events = (
         "select coalesce(json_agg(row_to_json(e)), '[]')::text"
-        " from (select tick_id, id, time at time zone 'UTC' || '+00' as time, txid, type, key, payload, headers,"
-        " origin, origin_id from cascade.read_log(%s, %s, %s, %s)) as e"
+        # In JSON a time has its zone, and no setting of the session changes how it is written.
+        " from (select tick_id, id, time, txid, type, key, payload, headers, origin, origin_id"
+        " from cascade.read_log(%s, %s, %s, %s)) as e"
     )
     return {name: getattr(part, name) for name in _PART} | {
         "ticks": _value(provider, "select cascade.read_ticks(%s, %s, %s)", *about),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner, Result
+from psycopg import sql
 
 from cascade.cli.main import main
 from tests.conftest import LABELS
@@ -63,7 +64,12 @@ def test_what_differs_is_repaired_from_the_root_downwards(
     cli("repair", "apply", plan, "--dry-run")
     assert len(carriers.events("s2")) == len(events) - 2
 
+    # How a database writes its times is its own affair.
+    setting = sql.SQL("alter database {} {} datestyle").format
+    name = sql.Identifier(carriers["s1"].name)
+    carriers["s1"].main.execute(setting(name, sql.SQL("set")) + sql.SQL(" = 'German, DMY'"))
     done = json.loads(cli("repair", "apply", plan, "--json").stdout)
+    carriers["s1"].main.execute(setting(name, sql.SQL("reset")))
     assert [(one["node"], one["provider"], one["removed"], one["added"]) for one in done["nodes"]] == [
         ("s2", "s1", 1, 3), ("s3", "s2", 0, 2),
     ]  # fmt: skip
