@@ -201,7 +201,6 @@ archive(
 """
 
 
-@pytest.mark.timeout(300)
 def test_a_commit_whose_reply_was_lost_is_not_made_again(
     spark: SparkSession, db: Database, queue: str, url: str
 ) -> None:
@@ -227,6 +226,7 @@ def test_a_node_that_is_behind_the_archive_has_nothing_for_it(
     assert (done.events, done.to_tick) == (0, ahead.tick_id)
 
 
+@pytest.mark.timeout(300)
 def test_a_run_that_is_killed_is_gone_on_with(spark: SparkSession, db: Database, queue: str, url: str) -> None:
     """SIGKILL takes Python and Java, in the middle of a run that has made some commits."""
     fill(db, 2000, ticks=100)
