@@ -202,6 +202,24 @@ def test_rotation_and_copying_wait_for_a_repair(pair: tuple[Node, Node]) -> None
     assert same(s1, s2) and [action for action, _ in s2.rotate("q")] == ["switched"]
 
 
+def test_rotation_releases_nothing_that_is_being_repaired(pair: tuple[Node, Node], nodes: Nodes) -> None:
+    s1, s2 = pair
+    assert [s2.rotate("q")[0][0], s2.rotate()[0][0]] == ["switched", "settled"]
+    s1.insert(1)
+    for _ in range(3):
+        s1.tick()
+        nodes.settle()
+        s1.advance()
+    id, tick = events(s2)[6]
+    s2.rows(f"delete from {table(s2)} where id = %s returning 1", id)
+    good = stretch(s2, tick - 1, tick, [id])
+    conn = s2.connect(autocommit=False)
+    conn.execute(CALL.encode(), ("s1", str(uuid.uuid4()), json.dumps([good]), [id]))
+    assert s2.rotate() == [("waiting", None)]
+    conn.commit()
+    assert s2.rotate() == [("released", 0)]
+
+
 def test_a_repair_reaches_into_the_generation_in_which_its_ticks_lie(nodes: Nodes) -> None:
     """A lost tick between two generations gets both, and its events are put where it lies."""
     s1, s2 = nodes.line()
