@@ -196,3 +196,32 @@ def test_take_gets_a_message_that_is_given_back_while_it_looks(db: Database) -> 
         acting.execute("select cascade.release(%s)", (message.claim_id,))
         acting.commit()
     assert found == [[(message.id,)]]
+
+
+def test_a_message_does_not_expire_in_somebodys_hands(db: Database) -> None:
+    work = Work(db, max_active=40)
+    first, drawn = post(db, expires_at="2099-01-01Z"), post(db, expires_at="2099-01-01Z")
+    db.tick()
+    [message] = work.claim()
+    assert message.id == first
+    assert db.rows("update cascade_internal.work_waiting set expires_at = clock_timestamp() returning 1")
+    db.rows("select * from cascade.dispatch_work()")
+    assert work.complete(message.claim_id) == 1
+    assert work.result(first)[0] == "done" and work.result(drawn)[0] == "expired"
+
+
+def test_the_log_goes_as_far_as_the_oldest_chunk_and_no_further(db: Database) -> None:
+    work = Work(db, chunk_size=3)
+    for _ in range(2):
+        work.publish_many(3)
+        db.rows("select * from cascade.dispatch_work()")
+    first, second = work.claim(3), work.claim(3)
+    place = "select tick_id from cascade.consumers where consumer = 'w'"
+    before, head = db.value(place), db.value("select max(to_tick) from cascade_internal.work_chunk")
+    work.complete(first[0].claim_id)
+    work.tend()
+    between = db.value("select max(from_tick) from cascade_internal.work_chunk")
+    assert before < between < head and db.value(place) == between
+    work.complete(second[0].claim_id)
+    work.tend()
+    assert db.value(place) == head
