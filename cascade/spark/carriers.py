@@ -25,7 +25,7 @@ from cascade.errors import (
     QueueNotFoundError,
     TransientError,
 )
-from cascade.spark.ranges import SERVICE
+from cascade.spark.ranges import SERVICE, place
 from cascade.topology import Role, Topology, expand
 from cascade.topology.observe import Answer, Observed, View
 from cascade.topology.terms import left_at
@@ -98,7 +98,7 @@ def find_place(carriers: Sequence[Carrier], queue: str, at: str | int | datetime
 
     A time means the same tick on every node that holds it.
     """
-    text = at.isoformat() if isinstance(at, datetime) else str(at)
+    text = place(at)
     if text in (EARLIEST, LATEST):
         return None
     if text.isdigit():

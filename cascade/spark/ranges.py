@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import pairwise
 
 from cascade.db import Connection, connect_sync, translated
@@ -58,8 +58,19 @@ def find_tick(conn: Connection, queue: str, at: str | int | datetime) -> TickId:
 
     A time means the last tick up to then.  What follows an earlier place may be rotated away: ExpiredError.
     """
-    text = at.isoformat() if isinstance(at, datetime) else str(at)
-    return TickId(_value(conn, "select cascade.find_tick(%s, %s)", queue, text))
+    return TickId(_value(conn, "select cascade.find_tick(%s, %s)", queue, place(at)))
+
+
+def place(at: str | int | datetime) -> str:
+    """Return a place as a database takes it; a time without a zone is UTC, whatever zone the database is in."""
+    text = str(at)
+    if isinstance(at, int) or text.isdecimal():
+        return text
+    try:
+        time = at if isinstance(at, datetime) else datetime.fromisoformat(text)
+    except ValueError:
+        return text  # A word, or nothing that is known.
+    return (time.replace(tzinfo=UTC) if time.tzinfo is None else time).isoformat()
 
 
 def held(conn: Connection, queue: str) -> tuple[TickId, TickId]:

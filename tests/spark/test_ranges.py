@@ -25,6 +25,10 @@ def test_a_place_is_a_word_a_tick_or_a_time(db: Database, queue: str) -> None:
         assert find_tick(conn, queue, times[made[1]]) == made[1]
         assert find_tick(conn, queue, times[made[1]] + timedelta(microseconds=1)) == made[1]
         assert find_tick(conn, queue, times[made[1]] - timedelta(microseconds=1)) == made[0]
+        # A time without a zone is UTC, and no other one where the database is elsewhere.
+        conn.execute("set timezone = 'Asia/Tokyo'")
+        plain = times[made[1]].astimezone(UTC).replace(tzinfo=None)
+        assert find_tick(conn, queue, plain) == find_tick(conn, queue, str(plain)) == made[1]
         # Nothing was ever removed, so all there is follows any earlier time.
         assert find_tick(conn, queue, "2000-01-01") == first
         assert find_range(conn, queue, made[0], times[made[2]]) == (made[0], made[2])
