@@ -63,6 +63,8 @@ def version(java: Path) -> int | None:
 def home() -> Path:
     """Return a JAVA_HOME to start Spark with; it is made once per Java and user, and may be made by many at once."""
     java = find()
+    if _is_wrapper(java):
+        return java.parents[1]  # JAVA_HOME, as an earlier session of this program has set it.
     text = WRAPPER.format(java=str(java).replace("'", "'\\''"))
     place = _cache() / f"java-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     wrapper = place / "bin" / "java"
@@ -73,6 +75,12 @@ def home() -> Path:
         Path(made.name).chmod(0o755)
         Path(made.name).replace(wrapper)
     return place
+
+
+def _is_wrapper(java: Path) -> bool:
+    begins = WRAPPER.partition("{java}")[0].encode()
+    with java.open("rb") as file:
+        return file.read(len(begins)) == begins
 
 
 def _candidates() -> Iterator[tuple[str, Path]]:

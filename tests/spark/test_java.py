@@ -57,6 +57,9 @@ def test_the_wrapper_leaves_out_one_argument(bare: Path, monkeypatch: pytest.Mon
     arguments = ["--add-modules=jdk.incubator.vector", "-Dx=a b", "", "*", "--add-modules=java.sql"]
     said = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True).stdout
     assert said.endswith("<-Dx=a b><><*><--add-modules=java.sql>")
+    # A session leaves it in the environment, and the next one finds it there.
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert java.home() == home
 
 
 def test_the_java_of_the_extra_starts_what_spark_asks_for(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
