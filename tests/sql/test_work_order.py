@@ -48,6 +48,19 @@ def test_a_message_waits_until_those_before_it_are_done(db: Database, options: d
     assert db.value("select count(*) from cascade_internal.work_after where subscription_id = 1") == 0
 
 
+def test_a_message_that_fails_does_not_wait_for_others_again(db: Database) -> None:
+    """It would only be in the way of those who complete and dispatch others."""
+    work = Work(db, backoff="constant", backoff_delay="0 s")
+    first = work.post(priority=1)
+    second = work.post(after=[first])
+    work.dispatch()
+    assert work.done() == [first]
+    [row] = work.claim(1)
+    db.rows("select cascade.fail(%s, %s, 'no')", row[-1], second)
+    assert db.value("select count(*) from cascade_internal.work_blocker") == 0
+    assert work.done() == [second]
+
+
 def test_what_was_done_before_is_not_waited_for(db: Database) -> None:
     work = Work(db, selector='$.type == "t"')
     done, skipped = work.post(), work.post(type="not for this consumer")

@@ -1,6 +1,7 @@
 -- cascade_internal.place_rows(work, query, at) gives messages rows of their own, where they wait until they are handed out, and
 -- returns how many.  query is the text of a SELECT of (id, time, type, key, payload, headers, origin, origin_id, attempt, due); their
 -- options are read again each time, so that a message keeps them through retries and replays.
+-- What was handed out once has waited for others already, and does not again.
 create or replace function cascade_internal.place_rows(work cascade_internal.work_consumer, query text, at timestamptz)
 returns bigint
 language plpgsql volatile
@@ -20,7 +21,7 @@ begin
         message as materialized (
             select e.id, e."time", e.type, e.key, e.payload, e.headers, e.origin, e.origin_id, e.attempt, %2$s as class,
                    (e.o).expires_at, greatest(e.due, (e.o).deliver_at) as due,
-                   case when (e.o).after is not null or (e.o).after_in is not null then
+                   case when e.attempt = 0 and ((e.o).after is not null or (e.o).after_in is not null) then
                        cascade_internal.find_blockers($1, (e.o).after, (e.o).after_in) end as blockers,
                    %3$s as topic, %4$s as org
               from event as e),
@@ -46,6 +47,7 @@ begin
             insert into cascade_internal.work_blocker (by_subscription, after_id)
             select distinct b.by_subscription, b.after_id
               from message as m cross join unnest(m.blockers) as b
+             order by 1, 2
             on conflict on constraint work_blocker_pkey do nothing)
         select count(*), (select count(*) from event as e where (e.o).problem is not null and e.attempt = 0),
                (select array_agg(distinct b) from message as x cross join unnest(x.blockers) as b),
