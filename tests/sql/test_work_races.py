@@ -225,3 +225,13 @@ def test_the_log_goes_as_far_as_the_oldest_chunk_and_no_further(db: Database) ->
     work.complete(second[0].claim_id)
     work.tend()
     assert db.value(place) == head
+
+
+def test_a_session_that_began_later_under_the_same_number_is_another_one(db: Database) -> None:
+    work = Work(db)
+    work.publish(1)
+    [message] = work.claim(lease="1 day")
+    assert "given back" not in work.tend()
+    assert db.rows("update cascade_internal.work_claim set seen_at = '2000-01-01' returning 1")
+    assert work.tend()["given back"] == 1
+    assert [m.attempt for m in work.claim()] == [2] and message.attempt == 1
